@@ -97,8 +97,8 @@ impl Kind for FluxConfigs {
     const SECRET: &'static str = "fluxconfig";
     const MAX: usize = 200;
     const TOO_MANY: &'static str = "TooManyFluxConfigurations";
-    /// That of a kustomization is `<configuration>-<kustomization>`, and both together have 62.
-    const NAME_CHARS: usize = 60;
+    /// As at the gateway; with the name of a kustomization it has no more either.
+    const NAME_CHARS: usize = 62;
     const UNNAMEABLE: &'static str = "has a name that no object of Flux can have";
 
     type Shown = Shown;
@@ -158,6 +158,8 @@ pub struct Shown {
 pub struct Own {
     /// Where its objects are.
     pub namespace: Option<String>,
+    /// With whose rights: its scope.
+    pub scope: Option<String>,
     /// The generation that was applied.
     pub applied: Option<i64>,
     /// When.
@@ -205,6 +207,7 @@ impl<G: Gateway> FluxconfigAgent<G> {
             health: self.health.clone(),
             made: Default::default(),
             memory: Default::default(),
+            apart: Default::default(),
         };
         let report = Report { gateway: &self.gateway, store: &store, follow: &follow, parts: Some(&ledger) };
         let (follow, seen): (BoxFuture<'_, ()>, BoxFuture<'_, ()>) = (Box::pin(follow.run()), Box::pin(views.run()));

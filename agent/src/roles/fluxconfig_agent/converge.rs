@@ -3,7 +3,7 @@
 //! anything else. What Flux says of it becomes the configuration's status.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeSet, HashMap},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant, SystemTime},
 };
@@ -18,7 +18,7 @@ use super::{
     pins,
     place::Place,
     render::{Configuration, Rendered, needs_key},
-    spec::{Properties, Secrets},
+    spec::{Properties, Scope, Secrets},
     views::{FluxKind, View, Views},
 };
 use crate::{
@@ -51,10 +51,10 @@ const LOOK_SOON: Duration = Duration::from_secs(2);
 const TOGETHER: Duration = Duration::from_millis(500);
 /// How often everything is read anew from the apiserver.
 const RELOAD: Duration = Duration::from_secs(60);
-/// How long Flux may take to remove what a configuration applied, and then to let its source go. Then its finalizers are
-/// taken off: Flux may be gone.
+/// How long Flux may take from the deletion of a kustomization to remove what it applied, and from that of a source to let
+/// it go. Then its finalizer is taken off: Flux may be gone.
 const PRUNED: Duration = Duration::from_secs(180);
-const LET_GO: Duration = Duration::from_secs(240);
+const LET_GO: Duration = Duration::from_secs(60);
 /// Objects that do not comply, in the custom resource.
 const FAILING_MAX: usize = 10;
 /// Objects that two configurations own, of which is told.
@@ -84,6 +84,8 @@ pub struct Converge<'a, G> {
     pub made: Mutex<HashMap<String, Made>>,
     /// What Flux said before.
     pub memory: Mutex<Memory>,
+    /// Namespaces in which no controllers of Flux were, and when that was looked up.
+    pub apart: Mutex<HashMap<String, Instant>>,
 }
 
 /// What was made of a configuration.
@@ -108,6 +110,24 @@ enum Stop {
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Where something was made of a configuration, and with whose rights; also while it is taken down.
+fn made_in(item: &Config) -> Option<(String, Scope)> {
+    let own = &item.status.record.own;
+    let wanted = wanted_in(item);
+    let Some(namespace) = own.namespace.clone() else {
+        // The record may be lost.
+        return wanted.filter(|_| item.wanted.deleting && item.status.state != Some(ObjectState::Deleted));
+    };
+    let scope = own.scope.as_deref().and_then(Scope::of).or(wanted.map(|(_, scope)| scope));
+    Some((namespace, scope.unwrap_or(Scope::Cluster)))
+}
+
+/// Where something is to be made, and with whose rights.
+fn wanted_in(item: &Config) -> Option<(String, Scope)> {
+    let properties = Properties::read(&item.wanted.properties).ok()?;
+    Some((properties.namespace().to_owned(), properties.scope().ok()?))
 }
 
 fn key_name(name: &str) -> String {
@@ -175,7 +195,10 @@ impl<G: Gateway> Converge<'_, G> {
 
     async fn step(&self, item: &Config, shared: &[(String, String)]) -> bool {
         if let Some(since) = item.wanted.since.filter(|since| item.status.record.since != Some(*since)) {
-            return self.replace(item, since).await;
+            return self.replace(item, Some(since)).await;
+        }
+        if self.has_moved(item) {
+            return self.replace(item, item.status.record.since).await;
         }
         let made = match self.make(item).await {
             Ok(made) => made,
@@ -201,7 +224,7 @@ impl<G: Gateway> Converge<'_, G> {
         let namespace = item.status.record.own.namespace.clone().unwrap_or_default();
         let rendered = Rendered {
             namespace,
-            scope: super::spec::Scope::Namespace,
+            scope: Scope::Namespace,
             secrets: Default::default(),
             source: serde_json::Value::Null,
             kustomizations: Default::default(),
@@ -222,18 +245,24 @@ impl<G: Gateway> Converge<'_, G> {
             let attempt = format!("{what}/{generation}");
             move |problem: Problem| Stop::Failed(attempt, problem)
         };
-        let properties = Properties::read(&item.wanted.properties).map_err(stop("properties"))?;
-        if let Err(problem) = pins::judge(self.settings, &properties, self.store.namespace()) {
-            self.suspend(item).await.map_err(stop("suspend"))?;
-            return Err(stop("pins")(problem));
-        }
-        self.only_scope(item, &properties).map_err(stop("scope"))?;
+        let properties = match self.allowed(item).await {
+            Ok(properties) => properties,
+            Err((what, problem)) => {
+                // An apiserver that does not answer says nothing about the configuration.
+                if problem.fault == Fault::Object {
+                    self.suspend(item).await.map_err(stop("suspend"))?;
+                }
+                return Err(stop(what)(problem));
+            }
+        };
         if let Some(tag) = &item.wanted.protected
             && self.store.tag(&item.name).as_ref() != Some(tag)
         {
             return Err(self.without_settings(item, tag).await);
         }
-        let known = locked(&self.made).get(&item.name).filter(|made| made.wanted == item.wanted).cloned();
+        // Where the record was lost, everything is made anew.
+        let same = |made: &&Made| made.wanted == item.wanted && item.status.record.own.namespace.is_some();
+        let known = locked(&self.made).get(&item.name).filter(same).cloned();
         let mut made = match known {
             Some(made) => made,
             None => self.prepare(item, &properties).await.map_err(stop("prepare"))?,
@@ -268,14 +297,55 @@ impl<G: Gateway> Converge<'_, G> {
         Stop::Waits(waits)
     }
 
-    /// A namespace has one service account that applies, and so configurations of one scope.
+    /// What is wanted of a configuration, where its cluster lets it be: otherwise what there is of it must not run. What is
+    /// there is judged too, as something else may be wanted that never comes about: it is suspended until it does.
+    async fn allowed(&self, item: &Config) -> Result<Properties, (&'static str, Problem)> {
+        let properties = Properties::read(&item.wanted.properties).map_err(|problem| ("properties", problem))?;
+        pins::judge(self.settings, &properties, self.store.namespace()).map_err(|problem| ("pins", problem))?;
+        self.only_scope(item, &properties).map_err(|problem| ("scope", problem))?;
+        if properties.scope() == Ok(Scope::Namespace) {
+            self.is_apart(properties.namespace()).await.map_err(|problem| ("controllers", problem))?;
+        }
+        if let Err(problem) = self.judge_made(item) {
+            tracing::warn!(
+                object = item.name,
+                problem = problem.message,
+                "what there is of a configuration is suspended"
+            );
+            self.suspend(item).await.map_err(|problem| ("suspend", problem))?;
+        }
+        Ok(properties)
+    }
+
+    /// Whether what was made of a configuration is allowed in this cluster.
+    fn judge_made(&self, item: &Config) -> Result<(), Problem> {
+        if let Some((namespace, scope)) = made_in(item) {
+            pins::judge_place(self.settings, scope, &namespace, self.store.namespace())?;
+        }
+        let views = self.views.of(&item.name);
+        let sources = views.iter().filter(|view| !view.deleting).filter_map(|view| view.from.as_ref());
+        sources.map(|from| pins::judge_source(self.settings, || Ok(from.clone()))).collect()
+    }
+
+    /// Whether it was made in another namespace or with other rights: a configuration cannot be changed in that, so what is
+    /// there is of another one of its name, which was removed while nobody told this cluster.
+    fn has_moved(&self, item: &Config) -> bool {
+        let Some(made) = made_in(item) else { return false };
+        let Ok(properties) = Properties::read(&item.wanted.properties) else { return false };
+        let moved = |scope| made != (properties.namespace().to_owned(), scope);
+        properties.scope().is_ok_and(moved)
+    }
+
+    /// A namespace has one service account that applies, and so configurations of one scope: of those that have something
+    /// there, also while they are taken down, and otherwise of the first one.
     fn only_scope(&self, item: &Config, properties: &Properties) -> Result<(), Problem> {
         let (scope, namespace) = (properties.scope()?, properties.namespace());
-        for other in self.store.all().iter().filter(|other| other.name != item.name && !other.wanted.deleting) {
-            let Ok(theirs) = Properties::read(&other.wanted.properties) else { continue };
-            let Ok(their_scope) = theirs.scope() else { continue };
+        let is_made = made_in(item).is_some();
+        for other in self.store.all().iter().filter(|other| other.name != item.name) {
             let first = (&other.created, &other.name) < (&item.created, &item.name);
-            if theirs.namespace() == namespace && their_scope != scope && first {
+            let waits = || wanted_in(other).filter(|_| !is_made && first && !other.wanted.deleting);
+            let Some((theirs, their_scope)) = made_in(other).or_else(waits) else { continue };
+            if theirs == namespace && their_scope != scope {
                 let message = format!(
                     "the configuration {} of scope {} is in the namespace {namespace}, and one of scope {} there would share its service account: choose another namespace",
                     other.name,
@@ -285,6 +355,23 @@ impl<G: Gateway> Converge<'_, G> {
                 return Err(Problem::passes("ScopeConflict", message));
             }
         }
+        Ok(())
+    }
+
+    /// Where the controllers of Flux run, an administrator of the namespace has their rights. The gateway chooses where
+    /// that is: it is looked up.
+    async fn is_apart(&self, namespace: &str) -> Result<(), Problem> {
+        let known = locked(&self.apart).get(namespace).is_some_and(|at| at.elapsed() < LOOK);
+        if known {
+            return Ok(());
+        }
+        if (Place { client: self.client }).has_controllers(namespace).await? {
+            return Err(pins::of_controllers(namespace));
+        }
+        let mut apart = locked(&self.apart);
+        apart.retain(|_, at| at.elapsed() < LOOK);
+        apart.insert(namespace.to_owned(), Instant::now());
+        drop(apart);
         Ok(())
     }
 
@@ -321,20 +408,30 @@ impl<G: Gateway> Converge<'_, G> {
         let not_kept = |err: String| Problem::of(Fault::Cluster, "KeyNotKept", err);
         let found = self.store.secrets().get_opt(&name).await;
         let found = found.map_err(|err| not_kept(format!("the Secret {name} cannot be read: {}", chain(&err))))?;
+        // The custom resource may have been made anew: the key would go with the one from before.
+        let is_own = found.as_ref().is_some_and(|secret| self.store.is_owned(&secret.metadata, item));
         let kept = found.and_then(|secret| secret.data).and_then(|mut data| data.remove(CONTENT));
         if let Some(kept) = kept {
             let private: Option<String> = serde_json::from_slice(&kept.0).ok();
             let pair = private.and_then(|private| KeyPair::read(private.as_bytes()));
+            if let Some(pair) = pair.as_ref().filter(|_| !is_own) {
+                self.keep_key(item, pair).await?;
+            }
             // A new one would not be the one that the repository knows.
             return pair.ok_or_else(|| {
                 Problem::stays("KeyUnreadable", format!("the key in Secret {name} was changed; remove that Secret, and give the new public key to the repository"))
             });
         }
         let pair = KeyPair::generate(&format!("towline/{}", item.name)).map_err(not_kept)?;
-        let mut secret = content(&name, &pair.private).map_err(not_kept)?;
-        secret.metadata.owner_references = Some(vec![self.store.owner(item)]);
-        self.store.keep(secret, "the Secret of a generated key").await.map_err(not_kept)?;
+        self.keep_key(item, &pair).await?;
         Ok(pair)
+    }
+
+    async fn keep_key(&self, item: &Config, pair: &KeyPair) -> Result<(), Problem> {
+        let not_kept = |err: String| Problem::of(Fault::Cluster, "KeyNotKept", err);
+        let mut secret = content(&key_name(&item.name), &pair.private).map_err(not_kept)?;
+        secret.metadata.owner_references = Some(vec![self.store.owner(item)]);
+        self.store.keep(secret, "the Secret of a generated key").await.map_err(not_kept)
     }
 
     /// Whether what is there is not what was made, or was not looked at for long.
@@ -356,11 +453,12 @@ impl<G: Gateway> Converge<'_, G> {
 
     async fn begin(&self, item: &Config, made: &Made) {
         let is_new = item.status.observed_generation != item.wanted.generation || item.status.state.is_none();
-        if !is_new && item.status.record.own.namespace.is_some() {
+        if !is_new && item.status.record.own.scope.is_some() {
             return;
         }
         let mut status = if is_new { self.progress.begun(item) } else { item.status.clone() };
         status.record.own.namespace = Some(made.rendered.namespace.clone());
+        status.record.own.scope = Some(made.rendered.scope.as_str().to_owned());
         self.progress.save(&item.name, &status).await;
     }
 
@@ -555,7 +653,8 @@ impl<G: Gateway> Converge<'_, G> {
         let wait = Properties::read(&item.wanted.properties).ok().and_then(|properties| properties.wait());
         let since = status.record.own.applied_at.as_deref().and_then(|at| parse(at).ok()).unwrap_or(now);
         let compliant = matches!(compliance, Compliance::Compliant | Compliance::Suspended);
-        if wait.is_some_and(|wait| !compliant && now < since + wait) {
+        let is_over = |wait| since.checked_add(wait).is_some_and(|end| now >= end);
+        if wait.is_some_and(|wait| !compliant && !is_over(wait)) {
             let message = "it was applied, and waits until it complies";
             status.line("WaitingForReconciliation", "Waiting", "Information", message, now);
             return true;
@@ -566,7 +665,7 @@ impl<G: Gateway> Converge<'_, G> {
     }
 
     /// Takes down what a configuration of this name before it left.
-    async fn replace(&self, item: &Config, since: i64) -> bool {
+    async fn replace(&self, item: &Config, since: Option<i64>) -> bool {
         let attempt = format!("replace/{}", item.wanted.generation);
         if item.status.is_put_off(&attempt, self.clock.now()) {
             return false;
@@ -575,7 +674,7 @@ impl<G: Gateway> Converge<'_, G> {
             Ok(false) => true,
             Ok(true) => {
                 let status = self.store.get(&item.name).map(|now| now.status).unwrap_or_default();
-                let record = Record { since: Some(since), last_event: status.record.last_event, ..Record::default() };
+                let record = Record { since, last_event: status.record.last_event, ..Record::default() };
                 let fresh = Status { events: status.events, record, ..Status::default() };
                 self.progress.save(&item.name, &working(fresh, &item.wanted)).await;
                 true
@@ -636,31 +735,49 @@ impl<G: Gateway> Converge<'_, G> {
             tracing::info!(object = item.name, "a flux configuration is taken down");
             self.progress.save(name, &status).await;
         }
-        let since = status.record.own.deleting_since.as_deref().and_then(|at| parse(at).ok()).unwrap_or(now);
-        let passed = now.duration_since(since).unwrap_or_default();
         let steps: [(&[FluxKind], Duration); 2] = [(&[FluxKind::Kustomization], PRUNED), (&FluxKind::SOURCES, LET_GO)];
         for (kinds, bound) in steps {
             let left = place.list(name, kinds).await?;
             if left.is_empty() {
                 continue;
             }
-            for (kind, object) in &left {
-                match object.metadata.deletion_timestamp {
-                    None => place.delete(*kind, name, object).await?,
-                    Some(_) if passed >= bound => place.let_go(*kind, object).await?,
+            let (mut kept, mut stays) = (Vec::new(), Vec::new());
+            for (kind, object) in left {
+                // By the apiserver's word: Flux had that long, whatever held this role up.
+                let asked = object.metadata.deletion_timestamp.as_ref().map(|at| SystemTime::from(at.0));
+                match asked.map(|asked| now.duration_since(asked).unwrap_or_default()) {
+                    None => {
+                        let spec = &object.data["spec"];
+                        if spec["suspend"] == true && spec["prune"] == true {
+                            stays.push(object.name_any());
+                        }
+                        place.delete(kind, name, &object).await?;
+                    }
+                    Some(passed) if passed >= bound => {
+                        if place.let_go(kind, &object).await? {
+                            kept.push((kind, object));
+                        }
+                    }
                     Some(_) => {}
                 }
             }
-            if passed >= bound {
-                self.let_go(item, status, &left, now).await;
+            if !stays.is_empty() {
+                self.not_pruned(item, &mut status, &stays, now).await;
+            }
+            if !kept.is_empty() {
+                self.let_go(item, status, &kept, (bound, now)).await;
             }
             return Ok(false);
         }
-        if let Some(namespace) = &item.status.record.own.namespace {
+        // Where the record was lost, what is wanted says where it was.
+        let usable =
+            |namespace: &String| pins::judge_namespace(namespace, Scope::Cluster, self.store.namespace()).is_ok();
+        let wanted = wanted_in(item).map(|(namespace, _)| namespace).filter(usable);
+        let namespaces: BTreeSet<_> = item.status.record.own.namespace.clone().into_iter().chain(wanted).collect();
+        for namespace in &namespaces {
             place.secrets(name, namespace, &Default::default()).await?;
-            let uses = |other: &Config| {
-                other.name != item.name && other.status.record.own.namespace.as_ref() == Some(namespace)
-            };
+            let is_here = |(theirs, _): (String, Scope)| theirs == *namespace;
+            let uses = |other: &Config| other.name != item.name && made_in(other).is_some_and(is_here);
             if !self.store.all().iter().any(uses) {
                 place.remove_applier(namespace).await?;
             }
@@ -678,20 +795,36 @@ impl<G: Gateway> Converge<'_, G> {
         Ok(true)
     }
 
+    /// Flux removes nothing of what is suspended; says what stays.
+    async fn not_pruned(&self, item: &Config, status: &mut Status<FluxConfigs>, names: &[String], now: SystemTime) {
+        let first: Vec<_> = names.iter().take(5).map(String::as_str).collect();
+        let message = format!(
+            "{} kustomizations were suspended when the configuration was removed ({}): Flux leaves what they had applied where it is, although prune is set",
+            names.len(),
+            first.join(", ")
+        );
+        tracing::warn!(object = item.name, message, "a suspended flux configuration is taken down");
+        status.line("NotPruned", "Not pruned", "Warning", &message, now);
+        let happened =
+            Happened { phase: Phase::Delete, warning: true, reason: "NotPruned", message: &message, object: None };
+        status.event(operation(item), &happened, now);
+        self.progress.save(&item.name, status).await;
+    }
+
     /// Flux did not end what it had to; says so.
     async fn let_go(
         &self,
         item: &Config,
         mut status: Status<FluxConfigs>,
         left: &[(FluxKind, kube::api::DynamicObject)],
-        now: SystemTime,
+        (bound, now): (Duration, SystemTime),
     ) {
         let names: Vec<_> =
             left.iter().take(5).map(|(kind, one)| format!("{} {}", kind.names().2, one.name_any())).collect();
         let message = format!(
             "Flux did not let go of {} objects in {} seconds ({}): their finalizers were taken off, and what they had applied may still be there",
             left.len(),
-            PRUNED.as_secs(),
+            bound.as_secs(),
             names.join(", ")
         );
         tracing::warn!(object = item.name, message, "a flux configuration is taken down without Flux");

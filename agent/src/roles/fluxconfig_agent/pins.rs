@@ -22,16 +22,24 @@ pub const NOT_ALLOWED: &str = "NotAllowedInCluster";
 /// # Errors
 /// Why not, and which setting says so.
 pub fn judge(gitops: &Gitops, properties: &Properties, own: &str) -> Result<(), Problem> {
-    let scope = properties.scope()?;
-    let namespace = properties.namespace();
+    judge_place(gitops, properties.scope()?, properties.namespace(), own)?;
+    judge_source(gitops, || repository(properties))
+}
+
+fn not(what: String, key: &str, allowed: &[String]) -> Result<(), Problem> {
+    let allowed = if allowed.is_empty() { "none".to_owned() } else { allowed.join(", ") };
+    let message = format!(
+        "{what} is not allowed in this cluster; its owner allows: {allowed} (`{key}` in table `gitops` of the settings of fluxconfig-agent)"
+    );
+    Err(Problem::stays(NOT_ALLOWED, message))
+}
+
+/// Whether a configuration may have these rights there.
+///
+/// # Errors
+/// Why not.
+pub fn judge_place(gitops: &Gitops, scope: Scope, namespace: &str, own: &str) -> Result<(), Problem> {
     judge_namespace(namespace, scope, own)?;
-    let not = |what: String, key: &str, allowed: &[String]| {
-        let allowed = if allowed.is_empty() { "none".to_owned() } else { allowed.join(", ") };
-        let message = format!(
-            "{what} is not allowed in this cluster; its owner allows: {allowed} (`{key}` in table `gitops` of the settings of fluxconfig-agent)"
-        );
-        Err(Problem::stays(NOT_ALLOWED, message))
-    };
     if let Some(allowed) = &gitops.allowed_scopes
         && !allowed.iter().any(|one| one == scope.as_str())
     {
@@ -42,8 +50,16 @@ pub fn judge(gitops: &Gitops, properties: &Properties, own: &str) -> Result<(), 
     {
         return not(format!("the namespace {namespace}"), "allowed_namespaces", allowed);
     }
+    Ok(())
+}
+
+/// Whether a configuration may pull from there.
+///
+/// # Errors
+/// Why not.
+pub fn judge_source(gitops: &Gitops, source: impl FnOnce() -> Result<String, Problem>) -> Result<(), Problem> {
     if let Some(allowed) = &gitops.allowed_repositories {
-        let url = repository(properties)?;
+        let url = source()?;
         if !allowed.iter().any(|pattern| matches(pattern, &url)) {
             return not(format!("the repository {}", shown(&url)), "allowed_repositories", allowed);
         }
@@ -51,7 +67,11 @@ pub fn judge(gitops: &Gitops, properties: &Properties, own: &str) -> Result<(), 
     Ok(())
 }
 
-fn judge_namespace(namespace: &str, scope: Scope, own: &str) -> Result<(), Problem> {
+/// Whether configurations can be in a namespace, whatever the owner of the cluster allows.
+///
+/// # Errors
+/// Why not.
+pub fn judge_namespace(namespace: &str, scope: Scope, own: &str) -> Result<(), Problem> {
     let plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
     let is_label = (1..=NAMESPACE_CHARS).contains(&namespace.len())
         && namespace.bytes().all(plain)
@@ -64,11 +84,17 @@ fn judge_namespace(namespace: &str, scope: Scope, own: &str) -> Result<(), Probl
     } else if namespace.starts_with(RESERVED) {
         "is the cluster's own"
     } else if namespace == FLUX && scope == Scope::Namespace {
-        "is that of Flux's controllers, whose rights its administrator has"
+        return Err(of_controllers(namespace));
     } else {
         return Ok(());
     };
     Err(Problem::stays(NOT_ALLOWED, format!("the namespace {namespace:?} {why}; choose another one")))
+}
+
+/// Why no configuration of scope namespace is where Flux's controllers run.
+pub fn of_controllers(namespace: &str) -> Problem {
+    let why = "is that of Flux's controllers, whose rights its administrator has";
+    Problem::stays(NOT_ALLOWED, format!("the namespace {namespace:?} {why}; choose another one"))
 }
 
 /// An address without the user, who may have a password there.

@@ -27,6 +27,11 @@ const PART: &str = "towline.io/part";
 /// The suffixes of a configuration's Secrets.
 const SECRETS: [&str; 3] = ["auth", "tls", "verify"];
 
+/// On objects of Flux that it has to end something of before they go.
+const FINALIZER: &str = "finalizers.fluxcd.io";
+/// Service accounts of Flux's controllers.
+const CONTROLLERS: [&str; 3] = ["kustomize-controller", "source-controller", "helm-controller"];
+
 /// An object's place.
 struct At<'a> {
     resource: ApiResource,
@@ -154,6 +159,22 @@ impl Place<'_> {
         }
     }
 
+    /// Whether controllers of Flux run in a namespace, whoever installed them: whether their service accounts are there,
+    /// which an administrator of the namespace can use.
+    ///
+    /// # Errors
+    /// When that cannot be known.
+    pub async fn has_controllers(&self, namespace: &str) -> Result<bool, Problem> {
+        let api = self.api(&service_account(namespace).resource, Some(namespace));
+        for name in CONTROLLERS {
+            let what = format!("it cannot be known whether Flux's {name} runs in the namespace {namespace}");
+            if api.get_metadata_opt(name).await.map_err(|err| failed(&what, &err))?.is_some() {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
     /// Makes the service account that applies, with the rights of the scope and no others of ours.
     ///
     /// # Errors
@@ -269,12 +290,20 @@ impl Place<'_> {
         self.change(kind, object, &json!({ "spec": { "suspend": true } })).await
     }
 
-    /// Takes the finalizers off an object of Flux that is being deleted: nobody is there who does.
+    /// Takes Flux's finalizer off an object of Flux that is being deleted, where nobody is there who does; whether it was
+    /// there. Those of others stay.
     ///
     /// # Errors
     /// When it cannot be changed.
-    pub async fn let_go(&self, kind: FluxKind, object: &DynamicObject) -> Result<(), Problem> {
-        self.change(kind, object, &json!({ "metadata": { "finalizers": null } })).await
+    pub async fn let_go(&self, kind: FluxKind, object: &DynamicObject) -> Result<bool, Problem> {
+        let all = object.metadata.finalizers.as_deref().unwrap_or_default();
+        let others: Vec<_> = all.iter().filter(|one| *one != FINALIZER).collect();
+        if others.len() == all.len() {
+            return Ok(false);
+        }
+        let others = if others.is_empty() { Value::Null } else { json!(others) };
+        let metadata = json!({ "finalizers": others, "resourceVersion": object.metadata.resource_version });
+        self.change(kind, object, &json!({ "metadata": metadata })).await.map(|()| true)
     }
 
     async fn change(&self, kind: FluxKind, object: &DynamicObject, patch: &Value) -> Result<(), Problem> {

@@ -146,6 +146,21 @@ pub fn repository(properties: &Properties) -> Result<String, Problem> {
     })
 }
 
+/// Where a source of Flux pulls from, as [`repository`] has it.
+pub fn repository_of(spec: &Value) -> Option<String> {
+    let text = |key: &str| spec[key].as_str();
+    let (Some(endpoint), Some(bucket)) = (text("endpoint"), text("bucketName")) else {
+        return text("url").map(str::to_owned);
+    };
+    let scheme = match spec["insecure"].as_bool() {
+        // The endpoint of Azure Blob is a whole address.
+        _ if endpoint.contains("://") => "",
+        Some(true) => "http://",
+        _ => "https://",
+    };
+    Some(format!("{scheme}{}/{bucket}", endpoint.trim_end_matches('/')))
+}
+
 /// Whether a repository over SSH needs a key of its own: none is given and no Secret named.
 pub fn needs_key(properties: &Properties, secrets: &Secrets) -> bool {
     let git = matches!(properties.source_kind.as_deref(), None | Some("GitRepository"))

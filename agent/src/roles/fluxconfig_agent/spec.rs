@@ -13,6 +13,11 @@ use crate::roles::objects::{hidden::Hidden, state::Problem};
 const WAIT: Duration = Duration::from_secs(600);
 /// Seconds between two pulls, and a pull at most, where the configuration says nothing.
 const SECONDS: u64 = 600;
+/// Bounds, which the gateway has too: a gateway that was taken over must not stop this role or Flux's controllers with a
+/// number that they cannot count with.
+const WAIT_MAX: Duration = Duration::from_secs(24 * 3600);
+const SECONDS_MAX: u64 = i32::MAX as u64;
+const ADDRESS_CHARS: usize = 2048;
 
 /// A flux configuration's properties.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
@@ -268,6 +273,11 @@ pub enum Scope {
 }
 
 impl Scope {
+    /// By its name.
+    pub fn of(text: &str) -> Option<Self> {
+        [Self::Cluster, Self::Namespace].into_iter().find(|one| text.eq_ignore_ascii_case(one.as_str()))
+    }
+
     /// As in properties and settings.
     pub fn as_str(self) -> &'static str {
         match self {
@@ -287,7 +297,36 @@ impl Properties {
     /// # Errors
     /// What does not fit.
     pub fn read(value: &Value) -> Result<Self, Problem> {
-        serde_json::from_value(value.clone()).map_err(|err| invalid(format!("the properties cannot be read: {err}")))
+        let read: Self = serde_json::from_value(value.clone())
+            .map_err(|err| invalid(format!("the properties cannot be read: {err}")))?;
+        read.bounded()?;
+        Ok(read)
+    }
+
+    /// Whether numbers, durations and addresses are within their bounds.
+    fn bounded(&self) -> Result<(), Problem> {
+        let text = self.reconciliation_wait_duration.as_deref().filter(|text| !text.is_empty());
+        if text.is_some_and(|text| iso_duration(text).is_none_or(|wait| wait > WAIT_MAX)) {
+            return Err(invalid("reconciliationWaitDuration is no duration of ISO 8601 of at most a day"));
+        }
+        let git = self.git_repository.as_ref().map(|one| ([one.url.as_str(), ""], &one.pull));
+        let bucket = self.bucket.as_ref().map(|one| ([one.url.as_str(), one.bucket_name.as_str()], &one.pull));
+        let blob = self.azure_blob.as_ref().map(|one| ([one.url.as_str(), one.container_name.as_str()], &one.pull));
+        let oci = self.oci_repository.as_ref().map(|one| ([one.url.as_str(), ""], &one.pull));
+        let mut seconds = Vec::new();
+        for (texts, pull) in [git, bucket, blob, oci].into_iter().flatten() {
+            if texts.iter().any(|text| text.chars().count() > ADDRESS_CHARS) {
+                return Err(invalid(format!("the address of the source has more than {ADDRESS_CHARS} characters")));
+            }
+            seconds.extend([pull.timeout_in_seconds, pull.sync_interval_in_seconds]);
+        }
+        for (_, one) in self.kustomizations() {
+            seconds.extend([one.timeout_in_seconds, one.sync_interval_in_seconds, one.retry_interval_in_seconds]);
+        }
+        if seconds.into_iter().flatten().any(|seconds| seconds > SECONDS_MAX) {
+            return Err(invalid(format!("an interval or timeout has more than {SECONDS_MAX} seconds")));
+        }
+        Ok(())
     }
 
     /// The scope; `cluster` unless it says otherwise.
@@ -295,12 +334,8 @@ impl Properties {
     /// # Errors
     /// A word that is no scope.
     pub fn scope(&self) -> Result<Scope, Problem> {
-        match self.scope.as_deref() {
-            None => Ok(Scope::Cluster),
-            Some(text) if text.eq_ignore_ascii_case("cluster") => Ok(Scope::Cluster),
-            Some(text) if text.eq_ignore_ascii_case("namespace") => Ok(Scope::Namespace),
-            Some(other) => Err(invalid(format!("the scope {other:?} is not known: cluster or namespace"))),
-        }
+        let Some(text) = self.scope.as_deref() else { return Ok(Scope::Cluster) };
+        Scope::of(text).ok_or_else(|| invalid(format!("the scope {text:?} is not known: cluster or namespace")))
     }
 
     /// The namespace; `default` unless it says otherwise.
@@ -420,6 +455,31 @@ mod tests {
         assert_eq!(git.https_ca_cert.as_deref(), Some("eA=="));
         assert!(Properties::read(&json!({"scope": "world"})).unwrap().scope().is_err());
         assert!(Properties::read(&json!({"kustomizations": 1})).is_err());
+    }
+
+    #[test]
+    fn g1_numbers_that_nobody_can_count_with_are_refused() {
+        let git = |member: &str, value: Value| json!({ "gitRepository": { "url": "https://g/r", member: value } });
+        let wait = |text: &str| json!({ "waitForReconciliation": true, "reconciliationWaitDuration": text });
+        let kustomization = |member: &str| json!({ "kustomizations": { "a": { member: u64::MAX } } });
+        for bad in [
+            wait("PT10000000000000000000S"),
+            wait("P1DT1S"),
+            wait("soon"),
+            git("syncIntervalInSeconds", json!(u64::MAX)),
+            git("timeoutInSeconds", json!(2_147_483_648_u64)),
+            git("url", json!(format!("https://g/{}", "x".repeat(2048)))),
+            json!({ "bucket": { "url": "s", "bucketName": "x".repeat(2049) } }),
+            kustomization("timeoutInSeconds"),
+            kustomization("syncIntervalInSeconds"),
+            kustomization("retryIntervalInSeconds"),
+        ] {
+            let problem = Properties::read(&bad).unwrap_err();
+            assert_eq!((problem.code, problem.message.len() < 200), ("InvalidConfiguration", true), "{bad}");
+        }
+        for good in [wait("P1D"), wait(""), git("timeoutInSeconds", json!(i32::MAX))] {
+            Properties::read(&good).unwrap();
+        }
     }
 
     #[test]

@@ -336,6 +336,65 @@ async fn g7_scopes_do_not_share_a_service_account() {
 }
 
 #[tokio::test]
+async fn g7_what_runs_is_suspended_while_what_is_wanted_cannot_be_made() {
+    let mut evil = Stage::new();
+    evil.wants(vec![object("web", 1, properties("cluster", &["apps"]))]);
+    evil.until("applied", || evil.told(|one| one.state == ObjectState::Succeeded)).await;
+    // An address that is allowed, in a configuration that is never made.
+    evil.settings.allowed_repositories = Some(vec!["ssh://git.example.org/good".to_owned()]);
+    let mut spec = properties("cluster", &["apps"]);
+    spec["gitRepository"]["url"] = json!("ssh://git@git.example.org/good");
+    evil.wants(vec![object("web", 2, spec)]);
+    evil.until("refused", || evil.told(|one| failed_with(one, "KnownHostsMissing"))).await;
+    let suspended = |stage: &Stage| {
+        let paths = [format!("{KUSTOMIZATIONS}/web-apps"), format!("{SOURCES}/web")];
+        paths.iter().all(|path| stage.get(path)["spec"]["suspend"] == true)
+    };
+    evil.until("suspended", || suspended(&evil)).await;
+    // One that nobody can read.
+    let stage = Stage::new();
+    stage.wants(vec![object("web", 1, properties("cluster", &["apps"]))]);
+    stage.until("applied", || stage.told(|one| one.state == ObjectState::Succeeded)).await;
+    stage.wants(vec![object("web", 2, json!({"kustomizations": 1}))]);
+    stage.until("suspended", || suspended(&stage)).await;
+    stage.wants(vec![object("web", 3, properties("cluster", &["apps"]))]);
+    stage.until("runs again", || !suspended(&stage)).await;
+}
+
+#[tokio::test]
+async fn g7_scope_that_changed_is_another_configuration_and_the_loser_is_suspended() {
+    let stage = Stage::new();
+    let both = ["a", "b"].map(|name| object(name, 1, properties("namespace", &["apps"])));
+    stage.wants(both.to_vec());
+    let done =
+        |name: &'static str| move |one: &ObjectStatus| one.id.ends_with(name) && one.state == ObjectState::Succeeded;
+    stage.until("applied", || stage.told(done("/a")) && stage.told(done("/b"))).await;
+    stage.wants(vec![object("a", 2, properties("cluster", &["apps"]))]);
+    stage.until("refused", || stage.told(|one| failed_with(one, "ScopeConflict") && one.id.ends_with("/a"))).await;
+    assert!(!stage.has(&format!("{KUSTOMIZATIONS}/a-apps")) && !stage.has(BINDING), "what was there is taken down");
+    let b = format!("{KUSTOMIZATIONS}/b-apps");
+    assert_eq!(stage.get(&b)["spec"]["suspend"], false);
+    // Nobody knows any more that b was there first.
+    let lost = json!({"status": {"record": {"namespace": null, "scope": null, "applied": null}}});
+    stage.map.change("/apis/towline.io/v1alpha1/namespaces/towline/fluxconfigs/b", lost);
+    stage.until("suspended", || stage.get(&b)["spec"]["suspend"] == true).await;
+}
+
+#[tokio::test]
+async fn g7_namespace_of_any_controllers_of_flux_is_refused() {
+    let stage = Stage::new();
+    let account = "/api/v1/namespaces/team/serviceaccounts/kustomize-controller";
+    let made = json!({"metadata": {"name": "kustomize-controller", "namespace": "team"}});
+    stage.map.all().insert(account.to_owned(), made);
+    stage.wants(vec![object("web", 1, properties("namespace", &["apps"]))]);
+    stage.until("refused", || stage.told(|one| failed_with(one, "NotAllowedInCluster"))).await;
+    assert!(!stage.has(ROLE_BINDING) && !stage.has(&format!("{KUSTOMIZATIONS}/web-apps")));
+    // The rights of the cluster are given openly. It comes first by its name.
+    stage.wants(vec![object("all", 1, properties("cluster", &["apps"]))]);
+    stage.until("applied", || stage.told(|one| one.state == ObjectState::Succeeded)).await;
+}
+
+#[tokio::test]
 async fn g11_configuration_is_taken_down_in_order_and_without_flux_too() {
     let stage = Stage::new();
     let mut web = object("web", 1, properties("cluster", &["apps"]));
@@ -373,6 +432,53 @@ async fn g11_configuration_is_taken_down_in_order_and_without_flux_too() {
 }
 
 #[tokio::test]
+async fn g11_finalizers_of_others_stay_and_nothing_is_left_where_the_record_was_lost() {
+    let stage = Stage::new();
+    let mut web = object("web", 1, properties("cluster", &["apps"]));
+    (web.protected, web.spec.as_mut().unwrap()["suspend"]) = (Some("tag".to_owned()), json!(true));
+    web.spec.as_mut().unwrap()["gitRepository"]["httpsUser"] = json!("u");
+    *stage.gateway.0.settings.lock().unwrap() = vec![("httpsKey".to_owned(), encode(b"pa55word"))];
+    stage.wants(vec![web.clone()]);
+    stage.until("applied", || stage.told(|one| one.state == ObjectState::Succeeded)).await;
+    let applied = format!("{KUSTOMIZATIONS}/web-apps");
+    stage.map.change(&applied, json!({"metadata": {"finalizers": ["finalizers.fluxcd.io", "example.org/x"]}}));
+    let lost = json!({"status": {"record": {"namespace": null, "scope": null, "applied": null}}});
+    stage.map.change("/apis/towline.io/v1alpha1/namespaces/towline/fluxconfigs/web", lost);
+    // It was begun long ago, and Flux was asked only now.
+    *stage.clock.0.lock().unwrap() = Duration::from_secs(100);
+    let begun = json!({"status": {"record": {"deletingSince": "2020-01-01T00:00:00Z"}}});
+    stage.map.change("/apis/towline.io/v1alpha1/namespaces/towline/fluxconfigs/web", begun);
+    (web.deleting, web.generation) = (true, 2);
+    stage.wants(vec![web]);
+    let mut asked = None;
+    stage
+        .until("some time", || {
+            let is_asked = !stage.get(&applied)["metadata"]["deletionTimestamp"].is_null();
+            is_asked && asked.get_or_insert_with(std::time::Instant::now).elapsed() > Duration::from_secs(3)
+        })
+        .await;
+    assert_eq!(stage.get(&applied)["metadata"]["finalizers"], json!(["finalizers.fluxcd.io", "example.org/x"]));
+    *stage.clock.0.lock().unwrap() = Duration::from_secs(600);
+    stage.until("let go", || stage.get(&applied)["metadata"]["finalizers"] == json!(["example.org/x"])).await;
+    stage.map.all().remove(&applied);
+    stage.until("gone", || stage.told(|one| one.state == ObjectState::Deleted)).await;
+    let lines = stage.last().unwrap().statuses;
+    assert!(lines.iter().any(|line| line.code == "NotPruned" && line.message.contains("web-apps")), "{lines:#?}");
+    for path in [BINDING, "/api/v1/namespaces/team/secrets/web-auth"] {
+        assert!(!stage.has(path), "{path}");
+    }
+}
+
+#[tokio::test]
+async fn g1_names_are_as_long_as_at_the_gateway_and_longer_ones_are_told_to_fail() {
+    let stage = Stage::new();
+    let names = [62, 63].map(|length| "n".repeat(length));
+    stage.wants(names.iter().map(|name| object(name, 1, properties("cluster", &[]))).collect());
+    stage.until("refused", || stage.told(|one| failed_with(one, "InvalidName") && one.id.ends_with(&names[1]))).await;
+    stage.until("made", || stage.has(&format!("{SOURCES}/{}", names[0]))).await;
+}
+
+#[tokio::test]
 async fn g3_generated_key_is_the_same_for_the_life_of_a_configuration() {
     let stage = Stage::new();
     let mut spec = properties("cluster", &["apps"]);
@@ -393,4 +499,9 @@ async fn g3_generated_key_is_the_same_for_the_life_of_a_configuration() {
     assert_eq!(stage.last().as_ref().and_then(key), Some(first));
     assert_eq!(stage.last().as_ref().and_then(compliance), Some("Suspended"));
     assert!(!serde_json::to_string(&*stage.gateway.0.told.lock().unwrap()).unwrap().contains("PRIVATE"));
+    // Where the custom resource was made anew, the key goes with that one.
+    let config = "/apis/towline.io/v1alpha1/namespaces/towline/fluxconfigs/web";
+    stage.map.change(config, json!({"metadata": {"uid": "another"}}));
+    let key = "/api/v1/namespaces/towline/secrets/fluxconfig-web-key";
+    stage.until("owned", || stage.get(key)["metadata"]["ownerReferences"][0]["uid"] == "another").await;
 }

@@ -15,12 +15,16 @@ use kube::{
 };
 use serde_json::Value;
 use tokio::sync::watch;
+use types::agent_api::PARTS_OF_AN_OBJECT;
 
-use super::render::{MANAGED, MANAGER, OWNER};
-use crate::chain;
+use super::render::{MANAGED, MANAGER, OWNER, repository_of};
+use crate::{chain, roles::objects::state::bounded};
 
 /// Objects of all kinds that are kept at most.
 const VIEWS_MAX: usize = 20_000;
+/// Conditions of an object, and characters of the message of one, that are kept.
+const CONDITIONS_MAX: usize = 20;
+const MESSAGE_CHARS: usize = 20_000;
 /// Objects of one page of a list: one may have thousands of entries in its inventory.
 const PAGE: u32 = 20;
 /// Between two attempts; where the kind is not there, the longer one.
@@ -104,6 +108,8 @@ pub struct View {
     pub uid: String,
     /// The configuration that it was made for.
     pub owner: Option<String>,
+    /// Where a source pulls from.
+    pub from: Option<String>,
     /// Whether it is being deleted.
     pub deleting: bool,
     /// Whether it is suspended.
@@ -132,25 +138,27 @@ impl View {
     /// Reads an object.
     pub fn of(kind: FluxKind, object: &DynamicObject) -> Option<Self> {
         let (meta, data) = (&object.metadata, &object.data);
-        let (spec, status) = (&data["spec"], &data["status"]);
+        let (spec, status, is_own) = (&data["spec"], &data["status"], kind != FluxKind::HelmRelease);
         let text = |value: &Value| value.as_str().map(str::to_owned);
-        let conditions = status["conditions"].as_array().into_iter().flatten().map(|one| {
+        let conditions = status["conditions"].as_array().into_iter().flatten().take(CONDITIONS_MAX).map(|one| {
             let text = |key: &str| one[key].as_str().unwrap_or_default().to_owned();
             Condition {
                 name: text("type"),
                 status: text("status"),
                 reason: text("reason"),
-                message: text("message"),
+                message: bounded(&text("message"), MESSAGE_CHARS),
                 time: text("lastTransitionTime"),
             }
         });
-        let entries = status["inventory"]["entries"].as_array().into_iter().flatten();
+        let entries = status["inventory"]["entries"].as_array().into_iter().flatten().take(PARTS_OF_AN_OBJECT);
         Some(Self {
             kind,
             namespace: meta.namespace.clone()?,
             name: meta.name.clone()?,
             uid: meta.uid.clone()?,
-            owner: meta.labels.as_ref().and_then(|labels| labels.get(OWNER)).cloned(),
+            // Charts are of a repository, which chooses their labels.
+            owner: meta.labels.as_ref().and_then(|labels| labels.get(OWNER)).filter(|_| is_own).cloned(),
+            from: FluxKind::SOURCES.contains(&kind).then(|| repository_of(spec)).flatten(),
             deleting: meta.deletion_timestamp.is_some(),
             suspended: spec["suspend"].as_bool().unwrap_or(false),
             generation: meta.generation.unwrap_or(0),

@@ -169,7 +169,11 @@ impl<'a, G: Gateway, K: Kind> Follow<'a, G, K> {
                     }
                 }
                 Err(reason) => {
-                    tracing::warn!(object = %object.id.chars().take(300).collect::<String>(), "an object that the gateway wants {reason}")
+                    let id: String = object.id.chars().take(300).collect();
+                    tracing::warn!(object = id, "an object that the gateway wants {reason}");
+                    if reason == K::UNNAMEABLE {
+                        self.refuse(&object, "InvalidName", format!("the {} {reason}", K::NOUN));
+                    }
                 }
             }
         }

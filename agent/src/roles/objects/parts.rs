@@ -6,7 +6,7 @@ use std::{
     collections::BTreeMap,
     hash::{DefaultHasher, Hash as _, Hasher as _},
     sync::{Mutex, MutexGuard, PoisonError},
-    time::{SystemTime, UNIX_EPOCH},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 use serde_json::Value;
@@ -14,6 +14,13 @@ use types::agent_api::{PART_BYTES, PART_NAME_BYTES, PARTS_OF_AN_OBJECT, Parts};
 
 /// What a part adds to a message beside its name and value: quotes, a colon, a comma.
 const PUNCTUATION: usize = 8;
+/// Parts of all objects together, and their bytes: the gateway has no room for more, and memory is bounded.
+const PARTS_OF_ALL: usize = 20_000;
+const BYTES_OF_ALL: usize = 16 * 1024 * 1024;
+/// Waits until an object is told anew after the gateway said that it has lost something: the first, which doubles each
+/// time until it takes something, and the longest.
+const AGAIN_FIRST: Duration = Duration::from_secs(1);
+const AGAIN_MAX: Duration = Duration::from_secs(300);
 
 /// What is known and what was told of the parts of every object, by the object's name.
 pub struct Ledger {
@@ -29,6 +36,9 @@ struct Book {
     /// The message that the gateway has; none: the next one begins anew.
     position: Option<u64>,
     parts: BTreeMap<String, Part>,
+    /// How often in a row everything was asked for again, and when it is told.
+    agains: u32,
+    due: Option<Instant>,
 }
 
 #[derive(Default)]
@@ -80,15 +90,27 @@ impl Ledger {
     }
 
     /// These are the parts of an object now; whether that is a change. Parts beyond [`PARTS_OF_AN_OBJECT`], and
-    /// names and values that are too long, are left out.
+    /// names and values that are too long, are left out, and so are those for which there is no room beside the parts of
+    /// all other objects.
     pub fn set(&self, object: &str, parts: BTreeMap<String, Value>) -> bool {
         let mut books = self.books();
+        let (mut room, mut bytes) = (PARTS_OF_ALL, BYTES_OF_ALL);
+        for (_, other) in books.iter().filter(|(name, _)| *name != object) {
+            room = room.saturating_sub(other.parts.len());
+            bytes = bytes.saturating_sub(other.bytes());
+        }
         let book = books.entry(object.to_owned()).or_default();
         let fits = |(name, value): (String, Value)| {
             let value = value.to_string();
             (name.len() <= PART_NAME_BYTES && value.len() <= PART_BYTES).then(|| (name, value.into_boxed_str()))
         };
-        let now: BTreeMap<String, Box<str>> = parts.into_iter().filter_map(fits).take(PARTS_OF_AN_OBJECT).collect();
+        let has_room = |(name, value): &(String, Box<str>)| {
+            let left = bytes.checked_sub(name.len() + value.len());
+            bytes = left.unwrap_or(0);
+            left.is_some()
+        };
+        let parts = parts.into_iter().filter_map(fits).take(PARTS_OF_AN_OBJECT.min(room));
+        let now: BTreeMap<String, Box<str>> = parts.take_while(has_room).collect();
         let mut changed = false;
         for (name, part) in &mut book.parts {
             if !now.contains_key(name) {
@@ -109,6 +131,9 @@ impl Ledger {
     pub fn next(&self, object: &str, generation: i64, bytes: usize) -> Option<Told> {
         let mut books = self.books();
         let book = books.get_mut(object)?;
+        if book.due.is_some_and(|due| Instant::now() < due) {
+            return None;
+        }
         if book.generation != generation {
             book.begin_anew();
         }
@@ -136,6 +161,7 @@ impl Ledger {
     pub fn taken(&self, object: &str, told: Told) {
         let mut books = self.books();
         let Some(book) = books.get_mut(object) else { return };
+        (book.agains, book.due) = (0, None);
         book.generation = told.generation;
         book.position = Some(told.parts.position);
         for (name, digest) in told.digests {
@@ -146,11 +172,21 @@ impl Ledger {
         book.parts.retain(|_, part| part.value.is_some() || part.told.is_some());
     }
 
-    /// The gateway has lost something of an object: everything is told again.
+    /// The gateway has lost something of an object: everything is told again, later and later where it says so again and
+    /// again.
     pub fn again(&self, object: &str) {
         if let Some(book) = self.books().get_mut(object) {
             book.begin_anew();
+            let wait = AGAIN_FIRST.saturating_mul(1 << book.agains.min(12)).min(AGAIN_MAX);
+            (book.agains, book.due) = (book.agains.saturating_add(1), Some(Instant::now() + wait));
         }
+    }
+
+    /// How long until an object is told anew; none: no object waits for that.
+    pub fn wait(&self) -> Option<Duration> {
+        let now = Instant::now();
+        let waits = |book: &Book| Some(book.due?.checked_duration_since(now)?.max(Duration::from_millis(10)));
+        self.books().values().filter_map(waits).min()
     }
 
     /// Forgets every object but these.
@@ -160,6 +196,11 @@ impl Ledger {
 }
 
 impl Book {
+    fn bytes(&self) -> usize {
+        let bytes = |(name, part): (&String, &Part)| name.len() + part.value.as_ref().map_or(0, |value| value.len());
+        self.parts.iter().map(bytes).sum()
+    }
+
     fn begin_anew(&mut self) {
         self.position = None;
         self.parts.retain(|_, part| part.value.is_some());
@@ -181,6 +222,46 @@ mod tests {
 
     fn parts(names: &[(&str, i64)]) -> BTreeMap<String, Value> {
         names.iter().map(|(name, value)| ((*name).to_owned(), json!({"n": value}))).collect()
+    }
+
+    #[test]
+    fn g6_parts_of_all_objects_together_are_bounded() {
+        let ledger = ledger();
+        let many = |name: &str| (0..9000).map(|n| (format!("{name}{n}"), json!({"n": n}))).collect();
+        for name in ["a", "b", "c"] {
+            ledger.set(name, many(name));
+        }
+        let count = |name: &str| ledger.books().get(name).map_or(0, |book| book.parts.len());
+        assert_eq!((count("a"), count("b"), count("c")), (9000, 9000, 2000));
+        // Those of an object that went make room.
+        ledger.keep(&["b", "c"]);
+        assert!(ledger.set("c", many("c")));
+        assert_eq!(count("c"), 9000);
+        ledger.keep(&["d"]);
+        let long = (0..9000).map(|n| (format!("d{n}"), json!("x".repeat(4000)))).collect();
+        ledger.set("d", long);
+        let bytes: usize = ledger.books().values().map(Book::bytes).sum();
+        assert!(bytes <= BYTES_OF_ALL && (1..9000).contains(&count("d")), "{bytes}");
+    }
+
+    #[test]
+    fn g6_gateway_that_asks_for_everything_again_and_again_waits_longer_and_longer() {
+        let ledger = ledger();
+        ledger.set("a", parts(&[("x", 1)]));
+        assert_eq!(ledger.wait(), None);
+        for wait in [1, 2, 4, 8] {
+            ledger.again("a");
+            assert_eq!(ledger.next("a", 1, BYTES), None);
+            let left = ledger.wait().unwrap();
+            assert!(left <= Duration::from_secs(wait) && left > Duration::from_secs(wait) / 2, "{left:?}");
+        }
+        (0..50).for_each(|_| ledger.again("a"));
+        assert!(ledger.wait().unwrap() <= AGAIN_MAX);
+        ledger.books().get_mut("a").unwrap().due = None;
+        let told = ledger.next("a", 1, BYTES).unwrap();
+        ledger.taken("a", told);
+        ledger.again("a");
+        assert!(ledger.wait().unwrap() <= AGAIN_FIRST);
     }
 
     #[test]
@@ -219,6 +300,7 @@ mod tests {
         for (generation, why) in [(1, "it was lost"), (2, "a new generation")] {
             if generation == 1 {
                 ledger.again("a");
+                ledger.books().get_mut("a").unwrap().due = None;
             }
             let whole = ledger.next("a", generation, BYTES).unwrap();
             assert_eq!((whole.parts.after, whole.parts.values.len()), (None, 1), "{why}");

@@ -8,7 +8,9 @@ use std::{
 
 use catalogue::digest::Sha256;
 use daemon::{Backoff, random_unit};
-use types::agent_api::{BODY_BYTES, ObjectEvent, ObjectState, ObjectStatus, ObjectStatuses, Parts};
+use types::agent_api::{
+    BODY_BYTES, ObjectEvent, ObjectState, ObjectStatus, ObjectStatuses, PART_BYTES, PART_NAME_BYTES, Parts,
+};
 
 use super::{
     Kind,
@@ -23,6 +25,8 @@ use crate::{chain, tunnel::api::AGAIN};
 /// Bytes of one message, and events of one object in it: the rest follows in the next.
 const MESSAGE_BYTES: usize = BODY_BYTES * 3 / 4;
 const EVENTS_AT_ONCE: usize = 50;
+/// Parts are told where a message has room for the longest one.
+const PARTS_ROOM: usize = PART_BYTES + PART_NAME_BYTES + 64;
 /// Objects of one message, which the gateway bounds too.
 const OBJECTS_AT_ONCE: usize = 100;
 /// Changes that come together are told together.
@@ -43,7 +47,7 @@ pub struct Report<'a, G, K: Kind> {
 }
 
 /// What is to be told of an object, and what has been told when that was taken.
-fn untold<K: Kind>(item: &Item<K>, parts: Option<Parts>) -> Option<(ObjectStatus, Told)> {
+fn untold<K: Kind>(item: &Item<K>, parts: Option<Parts>, most: usize) -> Option<(ObjectStatus, Told)> {
     let (status, told) = (&item.status, &item.told);
     let state = status.state?;
     let digest = digest(item);
@@ -54,7 +58,7 @@ fn untold<K: Kind>(item: &Item<K>, parts: Option<Parts>) -> Option<(ObjectStatus
     if !changed && parts.is_none() {
         return None;
     }
-    let events: Vec<_> = status.events.iter().filter(is_new).take(EVENTS_AT_ONCE).cloned().collect();
+    let events: Vec<_> = status.events.iter().filter(is_new).take(most).cloned().collect();
     let next = Told {
         digest,
         event: events.iter().map(|event| event.number).max().unwrap_or(0).max(told.event),
@@ -72,6 +76,30 @@ fn untold<K: Kind>(item: &Item<K>, parts: Option<Parts>) -> Option<(ObjectStatus
         parts,
     };
     Some((status, next))
+}
+
+fn size(status: &ObjectStatus) -> usize {
+    serde_json::to_vec(status).map_or(usize::MAX, |bytes| bytes.len())
+}
+
+/// What is to be told of an object in a message that has so many bytes: the status first, with as many events as fit, and
+/// as many parts as there is room for.
+fn fitted<K: Kind>(
+    item: &Item<K>,
+    ledger: Option<&Ledger>,
+    bytes: usize,
+) -> Option<(ObjectStatus, Told, Option<parts::Told>)> {
+    let none = || Some(Parts { after: None, position: 0, values: Default::default() });
+    let (mut events, mut alone) = (EVENTS_AT_ONCE, size(&untold(item, none(), EVENTS_AT_ONCE)?.0));
+    while alone > MESSAGE_BYTES && events > 1 {
+        events /= 2;
+        alone = size(&untold(item, none(), events)?.0);
+    }
+    let room = MESSAGE_BYTES.saturating_sub(bytes).saturating_sub(alone);
+    let parts = ledger.filter(|_| room >= PARTS_ROOM);
+    let parts = parts.and_then(|ledger| ledger.next(&item.name, item.status.observed_generation, room));
+    let (status, next) = untold(item, parts.as_ref().map(|told| told.parts.clone()), events)?;
+    Some((status, next, parts))
 }
 
 /// Names what is told of an object beside its events and parts.
@@ -104,7 +132,7 @@ impl<G: Gateway, K: Kind> Report<'_, G, K> {
                 }
                 Ok(false) => {
                     backoff.reset();
-                    LOOK
+                    self.parts.and_then(Ledger::wait).map_or(LOOK, |wait| wait.min(LOOK))
                 }
                 Err(error) => {
                     tracing::debug!(error, kind = K::TYPE, "what became of objects is not told");
@@ -123,19 +151,17 @@ impl<G: Gateway, K: Kind> Report<'_, G, K> {
         let mut message = ObjectStatuses { objects: Vec::new() };
         let (mut bytes, mut told, mut left) = (0, Vec::new(), Vec::new());
         for status in refused {
-            bytes += serde_json::to_vec(&status).map_or(0, |bytes| bytes.len());
-            if bytes > MESSAGE_BYTES || message.objects.len() >= OBJECTS_AT_ONCE {
+            let more = size(&status);
+            if bytes + more > MESSAGE_BYTES || message.objects.len() >= OBJECTS_AT_ONCE {
                 left.push(status);
             } else {
+                bytes += more;
                 message.objects.push(status);
             }
         }
         for item in self.store.all() {
-            let generation = item.status.observed_generation;
-            let room = MESSAGE_BYTES.saturating_sub(bytes);
-            let parts = self.parts.and_then(|ledger| ledger.next(&item.name, generation, room));
-            let Some((status, next)) = untold(&item, parts.as_ref().map(|told| told.parts.clone())) else { continue };
-            bytes += serde_json::to_vec(&status).map_or(0, |bytes| bytes.len());
+            let Some((status, next, parts)) = fitted(&item, self.parts, bytes) else { continue };
+            bytes += size(&status);
             let full = bytes > MESSAGE_BYTES && !message.objects.is_empty();
             if full || message.objects.len() >= OBJECTS_AT_ONCE {
                 break;
@@ -175,11 +201,10 @@ impl<G: Gateway, K: Kind> Report<'_, G, K> {
 
     fn took_parts(&self, name: &str, parts: Option<parts::Told>, again: bool) {
         let Some(ledger) = self.parts else { return };
-        if let Some(parts) = parts {
-            ledger.taken(name, parts);
-        }
         if again {
             ledger.again(name);
+        } else if let Some(parts) = parts {
+            ledger.taken(name, parts);
         }
     }
 
@@ -201,6 +226,41 @@ mod tests {
     };
 
     #[test]
+    fn g6_message_has_room_for_the_status_before_the_parts() {
+        let ledger = Ledger::after(SystemTime::UNIX_EPOCH);
+        ledger.set("web", (0..2000).map(|n| (format!("part{n}"), "y".repeat(300).into())).collect());
+        let mut item = Item {
+            name: "web".to_owned(),
+            uid: "u".to_owned(),
+            created: String::new(),
+            wanted: Wanted::default(),
+            status: Status::<Extensions> { state: Some(ObjectState::Failed), ..Status::default() },
+            told: Told::default(),
+            bytes: 0,
+        };
+        // Characters of three bytes, and such that are escaped.
+        for (at, character) in ["語", "\"", "\n"].iter().cycle().take(90).enumerate() {
+            let message = format!("{}{at}", character.repeat(2000));
+            let what = Happened { phase: Phase::Create, warning: true, reason: "R", message: &message, object: None };
+            let at_time = SystemTime::UNIX_EPOCH + Duration::from_secs(at as u64);
+            item.status.event(None, &what, at_time);
+            item.status.line(&at.to_string(), "Failed", "Error", &"語".repeat(3000), at_time);
+        }
+        let mut events = 0;
+        for _ in 0..20 {
+            let Some((status, next, parts)) = fitted(&item, Some(&ledger), 0) else { break };
+            assert!(size(&status) <= MESSAGE_BYTES + PARTS_ROOM, "{}", size(&status));
+            events = next.event;
+            item.told = next;
+            if let Some(parts) = parts {
+                ledger.taken("web", parts);
+            }
+        }
+        assert_eq!(events, 90, "all are told after a while");
+        assert!(fitted(&item, Some(&ledger), 0).is_none(), "and all parts");
+    }
+
+    #[test]
     fn d4_events_are_told_once_in_order_and_in_parts() {
         let mut extension = Item {
             name: "web".to_owned(),
@@ -211,29 +271,29 @@ mod tests {
             told: Told::default(),
             bytes: 0,
         };
-        assert!(untold(&extension, None).is_some());
+        assert!(untold(&extension, None, EVENTS_AT_ONCE).is_some());
         let happened = |n: u64, extension: &mut Item<Extensions>| {
             let message = n.to_string();
             let what = Happened { phase: Phase::Create, warning: false, reason: "R", message: &message, object: None };
             extension.status.event(None, &what, SystemTime::UNIX_EPOCH + Duration::from_secs(n));
         };
         (1..=70).for_each(|n| happened(n, &mut extension));
-        let (first, told) = untold(&extension, None).unwrap();
+        let (first, told) = untold(&extension, None, EVENTS_AT_ONCE).unwrap();
         assert_eq!((first.events.len(), first.events[0].number), (EVENTS_AT_ONCE, 1));
         extension.told = told;
-        let (second, told) = untold(&extension, None).unwrap();
+        let (second, told) = untold(&extension, None, EVENTS_AT_ONCE).unwrap();
         assert_eq!(second.events.last().map(|event| event.number), Some(70));
         assert!(second.events.first().is_some_and(|event| event.number <= 51));
         extension.told = told;
-        assert_eq!(untold(&extension, None), None);
+        assert_eq!(untold(&extension, None, EVENTS_AT_ONCE), None);
         // One that happens again is told with its count.
         let what = Happened { phase: Phase::Create, warning: false, reason: "R", message: "70", object: None };
         extension.status.event(None, &what, SystemTime::UNIX_EPOCH + Duration::from_secs(99));
-        let (again, told) = untold(&extension, None).unwrap();
+        let (again, told) = untold(&extension, None, EVENTS_AT_ONCE).unwrap();
         assert!(again.events.iter().any(|event| event.number == 70 && event.count == 2));
         extension.told = told;
-        assert_eq!(untold(&extension, None), None);
+        assert_eq!(untold(&extension, None, EVENTS_AT_ONCE), None);
         extension.status.state = Some(ObjectState::Succeeded);
-        assert!(untold(&extension, None).is_some());
+        assert!(untold(&extension, None, EVENTS_AT_ONCE).is_some());
     }
 }

@@ -7,7 +7,11 @@ use std::{
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
-use k8s_openapi::{ByteString, api::core::v1::Secret, apimachinery::pkg::apis::meta::v1::OwnerReference};
+use k8s_openapi::{
+    ByteString,
+    api::core::v1::Secret,
+    apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference},
+};
 use kube::{
     Api, Client,
     api::{ApiResource, DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams, Preconditions},
@@ -342,6 +346,11 @@ impl<K: Kind> Store<K> {
         }
     }
 
+    /// Whether something goes with the custom resource of an object that is there now.
+    pub(crate) fn is_owned(&self, meta: &ObjectMeta, item: &Item<K>) -> bool {
+        meta.owner_references.iter().flatten().any(|owner| owner.uid == item.uid)
+    }
+
     /// Keeps protected settings.
     pub async fn protect(&self, item: &Item<K>, tag: &str, settings: &BTreeMap<String, String>) -> Result<(), String> {
         let mut secret = content(&secret_name::<K>(&item.name), settings)?;
@@ -359,9 +368,18 @@ impl<K: Kind> Store<K> {
     pub async fn protected(&self, name: &str) -> Result<BTreeMap<String, String>, String> {
         let what = "the Secret of protected settings cannot be read";
         let secret = self.secrets().get(&secret_name::<K>(name)).await.map_err(|err| wrong(what, &err))?;
+        let meta = secret.metadata;
         let content = secret.data.and_then(|mut data| data.remove(CONTENT)).unwrap_or_default();
         // Nothing of its contents is told.
-        serde_json::from_slice(&content.0).map_err(|_| format!("{what}: it was changed"))
+        let settings = serde_json::from_slice(&content.0).map_err(|_| format!("{what}: it was changed"))?;
+        // The custom resource may have been made anew: they would go with the one from before.
+        let tag = meta.annotations.as_ref().and_then(|all| all.get(TAG));
+        if let (Some(item), Some(tag)) = (self.get(name), tag)
+            && !self.is_owned(&meta, &item)
+        {
+            self.protect(&item, tag, &settings).await?;
+        }
+        Ok(settings)
     }
 
     /// Removes protected settings.

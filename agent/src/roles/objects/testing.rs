@@ -139,7 +139,10 @@ impl Map {
                 let done = (StatusCode::OK, json!({"kind": "Status", "status": "Success"}));
                 match objects.get_mut(path) {
                     Some(object) if object["metadata"]["finalizers"].is_array() => {
-                        object["metadata"]["deletionTimestamp"] = "2026-11-27T10:00:00Z".into();
+                        let meta = &mut object["metadata"];
+                        if meta["deletionTimestamp"].is_null() {
+                            meta["deletionTimestamp"] = crate::identity::spell(std::time::SystemTime::now()).into();
+                        }
                         done
                     }
                     Some(_) => {
