@@ -208,6 +208,7 @@ impl<G: Gateway> FluxconfigAgent<G> {
             made: Default::default(),
             memory: Default::default(),
             apart: Default::default(),
+            orphans: Default::default(),
         };
         let report = Report { gateway: &self.gateway, store: &store, follow: &follow, parts: Some(&ledger) };
         let (follow, seen): (BoxFuture<'_, ()>, BoxFuture<'_, ()>) = (Box::pin(follow.run()), Box::pin(views.run()));

@@ -129,7 +129,8 @@ impl Memory {
 
     /// Whether something is being looked at again: it must be judged again soon.
     pub fn holds(&self) -> bool {
-        self.0.values().any(|one| one.again.is_some())
+        // What is not judged any more does not count for ever.
+        self.0.values().any(|one| one.again.is_some_and(|at| at.elapsed() < HOLD * 2))
     }
 
     /// Forgets all but these.

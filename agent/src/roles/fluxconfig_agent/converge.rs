@@ -33,7 +33,7 @@ use crate::{
             hidden::Hidden,
             parts::Ledger,
             progress::{Progress, operation, working},
-            state::{Fault, Happened, Item, Phase, Problem, Record, Status, Wanted},
+            state::{Fault, Happened, Item, Phase, Problem, Record, Status, Told, Wanted},
             store::{CONTENT, Store, content},
         },
     },
@@ -86,6 +86,16 @@ pub struct Converge<'a, G> {
     pub memory: Mutex<Memory>,
     /// Namespaces in which no controllers of Flux were, and when that was looked up.
     pub apart: Mutex<HashMap<String, Instant>>,
+    /// Configurations that nobody wants any more and of which something is there.
+    pub orphans: Mutex<HashMap<String, Orphan>>,
+}
+
+/// What is left of a configuration whose custom resource was lost.
+pub struct Orphan {
+    seen: Instant,
+    namespace: String,
+    /// It is being taken down.
+    begun: bool,
 }
 
 /// What was made of a configuration.
@@ -183,6 +193,7 @@ impl<G: Gateway> Converge<'_, G> {
                 false => self.step(&item, shared.get(&item.name).map_or(&[], Vec::as_slice)).await,
             };
         }
+        soon |= self.orphans().await;
         let all = self.store.all();
         let names: Vec<_> = all.iter().map(|item| item.name.as_str()).collect();
         self.ledger.keep(&names);
@@ -213,6 +224,51 @@ impl<G: Gateway> Converge<'_, G> {
             }
         };
         self.comply(&item.name, &made, shared).await
+    }
+
+    /// Takes down what was made for configurations that are not wanted and have no custom resource: nobody judges what
+    /// runs there. Only where all that is wanted was listed after that was seen: a custom resource that somebody removed
+    /// comes back.
+    async fn orphans(&self) -> bool {
+        if self.views.known().is_err() {
+            return false;
+        }
+        let (owners, listed) = (self.views.owners(), *locked(&self.follow.listed));
+        let mut due = Vec::new();
+        {
+            let mut orphans = locked(&self.orphans);
+            orphans.retain(|name, one| self.store.get(name).is_none() && (one.begun || owners.contains_key(name)));
+            for (name, namespace) in owners {
+                if self.store.get(&name).is_none() && !orphans.contains_key(&name) {
+                    tracing::warn!(name, namespace, "there are objects of a flux configuration that is not known");
+                    orphans.insert(name, Orphan { seen: Instant::now(), namespace, begun: false });
+                    self.store.lost.notify_one();
+                }
+            }
+            for (name, one) in orphans.iter_mut().filter(|(_, one)| listed.is_some_and(|at| at > one.seen)) {
+                one.begun = true;
+                due.push((name.clone(), one.namespace.clone()));
+            }
+        }
+        let mut soon = false;
+        for (name, namespace) in due {
+            let properties = serde_json::json!({ "namespace": namespace });
+            let item = Item {
+                name: name.clone(),
+                uid: String::new(),
+                created: String::new(),
+                wanted: Wanted { deleting: true, properties, ..Wanted::default() },
+                status: Status::default(),
+                told: Told::default(),
+                bytes: 0,
+            };
+            match self.take_down(&item).await {
+                Ok(true) => drop(locked(&self.orphans).remove(&name)),
+                Ok(false) => soon = true,
+                Err(problem) => tracing::warn!(name, problem = problem.message, "what is left cannot be removed"),
+            }
+        }
+        soon
     }
 
     /// Of a configuration of which nothing was made.
@@ -777,7 +833,10 @@ impl<G: Gateway> Converge<'_, G> {
         for namespace in &namespaces {
             place.secrets(name, namespace, &Default::default()).await?;
             let is_here = |(theirs, _): (String, Scope)| theirs == *namespace;
-            let uses = |other: &Config| other.name != item.name && made_in(other).is_some_and(is_here);
+            let has_objects =
+                |other: &Config| self.views.of(&other.name).iter().any(|view| view.namespace == *namespace);
+            let uses =
+                |other: &Config| other.name != item.name && (made_in(other).is_some_and(is_here) || has_objects(other));
             if !self.store.all().iter().any(uses) {
                 place.remove_applier(namespace).await?;
             }

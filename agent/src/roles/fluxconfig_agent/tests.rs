@@ -470,6 +470,36 @@ async fn g11_finalizers_of_others_stay_and_nothing_is_left_where_the_record_was_
 }
 
 #[tokio::test]
+async fn g11_what_is_left_of_a_configuration_that_nobody_wants_is_taken_down() {
+    let stage = Stage::new();
+    stage.wants(["web", "kept"].map(|name| object(name, 1, properties("cluster", &["apps"]))).to_vec());
+    let done =
+        |name: &'static str| move |one: &ObjectStatus| one.id.ends_with(name) && one.state == ObjectState::Succeeded;
+    stage.until("applied", || stage.told(done("/web")) && stage.told(done("/kept"))).await;
+    for name in ["web", "kept"] {
+        let path = format!("/apis/towline.io/v1alpha1/namespaces/towline/fluxconfigs/{name}");
+        stage.map.all().remove(&path);
+    }
+    let (web, kept) = (format!("{KUSTOMIZATIONS}/web-apps"), format!("{KUSTOMIZATIONS}/kept-apps"));
+    let began = std::time::Instant::now();
+    stage.until("some time", || began.elapsed() > Duration::from_secs(3)).await;
+    assert!(stage.has(&web) && stage.has(&kept), "it is not known what is wanted");
+    let (began, mut listed) = (std::time::Instant::now(), false);
+    stage
+        .until("removed", || {
+            if !listed && began.elapsed() > Duration::from_secs(2) {
+                listed = true;
+                let objects = vec![object("kept", 1, properties("cluster", &["apps"]))];
+                let page = Objects { position: 9, whole: true, more: false, objects };
+                stage.gateway.0.pages.lock().unwrap().push_back(page);
+            }
+            !stage.has(&web) && !stage.has(&format!("{SOURCES}/web"))
+        })
+        .await;
+    assert!(stage.has(&kept) && stage.has(BINDING));
+}
+
+#[tokio::test]
 async fn g1_names_are_as_long_as_at_the_gateway_and_longer_ones_are_told_to_fail() {
     let stage = Stage::new();
     let names = [62, 63].map(|length| "n".repeat(length));

@@ -264,6 +264,12 @@ impl Views {
         all.values().filter(|view| view.owner.as_deref() == Some(configuration)).cloned().collect()
     }
 
+    /// Configurations that something was made for, and where.
+    pub fn owners(&self) -> BTreeMap<String, String> {
+        let all = locked(&self.all);
+        all.values().filter_map(|view| Some((view.owner.clone()?, view.namespace.clone()))).collect()
+    }
+
     /// All kustomizations of configurations.
     pub fn kustomizations(&self) -> Vec<Arc<View>> {
         locked(&self.all).values().filter(|view| view.kind == FluxKind::Kustomization).cloned().collect()

@@ -47,6 +47,8 @@ pub struct Follow<'a, G, K: Kind> {
     pub refused: Mutex<Vec<ObjectStatus>>,
     /// What does not work.
     pub problem: Mutex<Option<String>>,
+    /// When the gateway began to list all that is wanted, the last time that it came to an end.
+    pub listed: Mutex<Option<Instant>>,
     /// Protected settings that are not to be had, by object: the tag and why.
     pub unprotected: Mutex<Vec<(String, String, Problem)>>,
 }
@@ -57,6 +59,7 @@ struct Place {
     position: Option<i64>,
     /// Names of a listing of all that is wanted, which has not ended.
     listing: Option<HashSet<String>>,
+    began: Option<Instant>,
     counted: usize,
 }
 
@@ -85,6 +88,7 @@ impl<'a, G: Gateway, K: Kind> Follow<'a, G, K> {
             cluster,
             refused: Mutex::default(),
             problem: Mutex::default(),
+            listed: Mutex::default(),
             unprotected: Mutex::default(),
         }
     }
@@ -139,7 +143,7 @@ impl<'a, G: Gateway, K: Kind> Follow<'a, G, K> {
     async fn take(&self, page: Objects, place: &mut Place) -> Result<(), String> {
         let mut listing = if page.whole {
             // From the beginning, also in the middle of another listing.
-            place.counted = 0;
+            (place.counted, place.began) = (0, Some(Instant::now()));
             self.store.tell_anew().await?;
             Some(HashSet::new())
         } else {
@@ -185,6 +189,9 @@ impl<'a, G: Gateway, K: Kind> Follow<'a, G, K> {
                     let wanted = Wanted { deleting: true, operation: None, since: None, ..gone.wanted };
                     self.store.want(&gone.name, wanted).await?;
                 }
+                *self.listed.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = place.began;
+                // For whoever waits for the end of a listing.
+                self.store.nudge();
             }
         }
         place.position = Some(page.position);
