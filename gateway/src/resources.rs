@@ -130,8 +130,8 @@ pub struct Writing<'a> {
 pub enum Brought {
     /// A new one of this id, with this body as a client would send it.
     New(ResourceId, Map<String, Value>),
-    /// One that was there when this was looked at, and must not have been changed since.
-    Kept(Stored),
+    /// One that is there, by its key, and must not go meanwhile.
+    Kept(String),
 }
 
 impl Writing<'_> {
@@ -263,9 +263,14 @@ pub trait Kind: Send + Sync {
         Box::pin(async { Ok(None) })
     }
 
-    /// Refuses the deletion of a resource of another kind that resources of this one need.
-    fn keeps<'a>(&'a self, _deleted: &'a Stored, _control: &'a Control) -> BoxFuture<'a, Result<(), ApiError>> {
-        Box::pin(async { Ok(()) })
+    /// Refuses the deletion of a resource of another kind that resources of this one need; or says of which kind none may
+    /// have come to which parent when it is deleted.
+    fn keeps<'a>(
+        &'a self,
+        _deleted: &'a Stored,
+        _control: &'a Control,
+    ) -> BoxFuture<'a, Result<Option<(String, String)>, ApiError>> {
+        Box::pin(async { Ok(None) })
     }
 
     /// Puts a checked PATCH into a kept body: tags are replaced as a whole, properties one by one.

@@ -69,6 +69,15 @@ pub async fn run(args: Args) -> Outcome {
         || "; agents are not removed".to_owned(),
         |(cluster, there)| format!(" and remove its agents from {} (namespace {})", cluster.context, there.namespace),
     );
+    let configurations = configurations(&found).await;
+    if !configurations.is_empty() {
+        say(&format!(
+            "Flux goes on to apply these configurations, and nobody looks after them any more: {}; remove them first: towline flux delete -g {} -c {} -n NAME",
+            configurations.join(", "),
+            args.cluster.resource_group,
+            args.cluster.name
+        ));
+    }
     let extensions = extensions(&found).await?;
     if !extensions.is_empty() {
         say(&format!(
@@ -96,6 +105,17 @@ pub async fn run(args: Args) -> Outcome {
             Err(Failure::interrupted())
         }
     }
+}
+
+/// Names of the cluster's flux configurations. Where they cannot be read there is nothing to say.
+async fn configurations(found: &Found) -> Vec<String> {
+    if found.resource.is_none() {
+        return Vec::new();
+    }
+    let (provider, kind) = super::flux::CONFIGURATIONS;
+    let target = at(format!("{}/providers/{provider}/{kind}", found.id), versions::FLUX);
+    let listed = found.api.list(&target).await.unwrap_or_default();
+    listed.iter().filter_map(|one| one["name"].as_str().map(str::to_owned)).collect()
 }
 
 /// Names of the cluster's extensions: deleting the cluster takes away who looks after them. Where they cannot be read

@@ -42,7 +42,7 @@ use crate::{
 };
 
 /// The provider and the type.
-const CONFIGURATIONS: (&str, &str) = ("Microsoft.KubernetesConfiguration", "fluxConfigurations");
+pub(super) const CONFIGURATIONS: (&str, &str) = ("Microsoft.KubernetesConfiguration", "fluxConfigurations");
 /// What az calls the kustomization of a configuration that is created without one.
 const DEFAULT_KUSTOMIZATION: &str = "kustomization-1";
 const COLUMNS: &[Column] = &[

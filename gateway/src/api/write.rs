@@ -212,11 +212,16 @@ async fn try_put(
     };
     let mut puts = vec![(stored.clone(), expect)];
     let mut begins: Vec<Operation> = operation.iter().cloned().collect();
-    if let Some(beside) = beside {
-        puts.push(beside.put);
-        begins.extend(beside.begins);
+    let mut standing = Vec::new();
+    match beside {
+        Some(Beside::New(stored, operation)) => {
+            puts.push((*stored, Expect::Absent));
+            begins.extend(operation);
+        }
+        Some(Beside::Kept(key)) => standing.push(key),
+        None => {}
     }
-    let batch = Batch { puts, begins, protected_until, ..Batch::default() };
+    let batch = Batch { puts, standing, begins, protected_until, ..Batch::default() };
     Ok(call.control.write(&batch).await?.map(|revision| {
         stored.revision = revision;
         (stored, operation)
@@ -236,21 +241,19 @@ fn unwritten(kind: &dyn Kind, id: &ResourceId, body: Map<String, Value>) -> Stor
     }
 }
 
-/// What is written together with a resource.
-struct Beside {
-    put: (Stored, Expect),
-    begins: Option<Operation>,
+/// What a new resource needs beside it.
+enum Beside {
+    /// Written together with it, and the operation that this begins.
+    New(Box<Stored>, Option<Operation>),
+    /// There already, by its key. It is not written, so that resources which are created at once do not collide.
+    Kept(String),
 }
 
-/// Another resource that a new one needs, as the same caller would have created it, with its own operation. One that is
-/// there already is written as it is: who deletes it meanwhile and this write exclude each other.
+/// Another resource that a new one needs, as the same caller would have created it, with its own operation.
 async fn beside(call: &Call<'_>, writing: &Writing<'_>, brought: Brought) -> Result<Beside, ApiError> {
     let (id, raw) = match brought {
         Brought::New(id, raw) => (id, raw),
-        Brought::Kept(stored) => {
-            let expect = Expect::Revision(stored.revision);
-            return Ok(Beside { put: (stored, expect), begins: None });
-        }
+        Brought::Kept(key) => return Ok(Beside::Kept(key)),
     };
     let kind = read::kind_of(&id)?;
     let mut body = schema::check(kind.schema(), &raw)?;
@@ -258,7 +261,7 @@ async fn beside(call: &Call<'_>, writing: &Writing<'_>, brought: Brought) -> Res
     kind.write(&mut body, &writing).await?;
     system_data(&mut body, &writing);
     let (begins, _) = begun(call, kind, &id, None, &mut body, Given::Nothing);
-    Ok(Beside { put: (unwritten(kind, &id, body), Expect::Absent), begins })
+    Ok(Beside::New(Box::new(unwritten(kind, &id, body)), begins))
 }
 
 /// The operation that a write begins, noted in the body of what agents follow, and until when what is protected of that
@@ -432,13 +435,15 @@ pub async fn delete(call: &Call<'_>, id: &ResourceId) -> Result<Response<Body>, 
         };
         preconditions(call, Some(&old))?;
         kind.may_delete(&old, &call.control.directory())?;
+        let mut without = Vec::new();
         for other in resources::KINDS {
-            other.keeps(&old, call.control).await?;
+            without.extend(other.keeps(&old, call.control).await?);
         }
         let _turn = owner_stays(call, kind, &old, None).await?;
         let slowly = kind.deletes_slowly() && !only_empty && !forced;
         let (mut batch, operation) = if slowly { marked(call, kind, id, &old) } else { (removed(&old), None) };
         batch.empty.extend(only_empty.then(|| old.key.clone()));
+        batch.without = without;
         match call.control.write(&batch).await? {
             Ok(_) if operation.is_some() => {
                 return Ok(operations::announce(call, empty(StatusCode::ACCEPTED), operation.as_ref()));

@@ -36,6 +36,9 @@ const LONGEST_NAME: usize = 53;
 /// Characters of the name of a namespace, and of a type.
 const LABEL: usize = 63;
 const TYPE: usize = 253;
+/// The type whose chart is installed in one namespace alone: the cluster knows Flux's controllers by it, and keeps the
+/// rights of a namespace away from them.
+const PLACED: (&str, &str) = ("microsoft.flux", "flux-system");
 /// Types that a refusal names at most.
 const NAMED: usize = 20;
 
@@ -217,6 +220,9 @@ impl Kind for Extensions {
                 catalogued(own, &index)?;
             }
             scope(own)?;
+            if old.is_none() {
+                placed(own)?;
+            }
             upgrades(own)?;
             if let Some(old) = old.and_then(properties) {
                 same_type(old, own, writing)?;
@@ -345,6 +351,19 @@ fn scope(own: &mut Map<String, Value>) -> Result<(), ApiError> {
         }
         _ => Ok(()),
     }
+}
+
+/// Refuses early another namespace than the chart takes.
+fn placed(own: &Map<String, Value>) -> Result<(), ApiError> {
+    let (name, namespace) = PLACED;
+    let is_it = own.get("extensionType").and_then(Value::as_str).is_some_and(|kind| kind.eq_ignore_ascii_case(name));
+    let named = own.get("scope").and_then(|scope| scope.get("cluster")?.get("releaseNamespace")?.as_str());
+    if is_it && named.is_some_and(|named| named != namespace) {
+        let message = format!("{name} is installed in the namespace {namespace} and in no other.");
+        let at = "properties.scope.cluster.releaseNamespace";
+        return Err(ApiError::bad_request("InvalidExtensionScope", message).at(at));
+    }
+    Ok(())
 }
 
 /// A version pins; what is upgraded by itself has none. What nobody said is filled in.
@@ -516,6 +535,9 @@ mod tests {
         ] {
             assert!(scope(&mut map(bad.clone())).is_err(), "{bad}");
         }
+        let flux = |namespace: &str| json!({"extensionType": "Microsoft.Flux", "scope": {"cluster": {"releaseNamespace": namespace}}});
+        assert!(placed(&map(flux("flux-system"))).is_ok() && placed(&map(flux("gitops"))).is_err());
+        assert!(placed(&map(json!({"extensionType": "microsoft.flux", "scope": {"cluster": {}}}))).is_ok());
         let mut own = map(json!({}));
         scope(&mut own).unwrap();
         assert_eq!(own["scope"], json!({"cluster": {}}));

@@ -30,7 +30,8 @@ pub struct FluxConfigurations;
 
 /// The full type.
 pub const NAME: &str = "Microsoft.KubernetesConfiguration/fluxConfigurations";
-/// Characters of the name of a configuration with that of a kustomization and the hyphen between them.
+/// Characters of the name of a configuration with that of a kustomization and the hyphen between them: the values of labels
+/// in the cluster have 63 at most, and the agent there takes no more than this.
 const LONGEST_NAME: usize = 62;
 /// Kustomizations of a configuration, and others that one depends on, at most.
 const KUSTOMIZATIONS: usize = 100;
@@ -297,6 +298,7 @@ impl Kind for FluxConfigurations {
             schema::fill_in(PROPERTIES, own, "properties", &mut faults);
             rules::references(own, &mut faults);
             rules::protected(own, &mut faults);
+            rules::credentials(own, writing.old.map(|old| old.protected.is_some()), &mut faults);
             rules::kustomizations(writing.id.name(), own, &mut faults);
             faults.truncate(FAULTS);
             if let Some(fault) = ErrorDetail::all(faults) {
@@ -310,7 +312,11 @@ impl Kind for FluxConfigurations {
         Box::pin(extension::brought(writing))
     }
 
-    fn keeps<'a>(&'a self, deleted: &'a Stored, control: &'a Control) -> BoxFuture<'a, Result<(), ApiError>> {
+    fn keeps<'a>(
+        &'a self,
+        deleted: &'a Stored,
+        control: &'a Control,
+    ) -> BoxFuture<'a, Result<Option<(String, String)>, ApiError>> {
         Box::pin(extension::kept_by(deleted, control))
     }
 

@@ -33,6 +33,10 @@ pub struct Batch {
     pub deletes: Vec<(String, Expect)>,
     /// Keys below which there must be nothing.
     pub empty: Vec<String>,
+    /// Keys of what must be there and stay: what is being deleted does not.
+    pub standing: Vec<String>,
+    /// Kinds, in small letters, of which what has this key must hold nothing.
+    pub without: Vec<(String, String)>,
     /// New operations.
     pub begins: Vec<Operation>,
     /// Operations that end.
@@ -166,6 +170,16 @@ impl Batch {
                 return Ok(Err(Refused::NotEmpty { key: key.clone() }));
             }
         }
+        for key in &self.standing {
+            if let Err(refused) = stands(connection, key).await? {
+                return Ok(Err(refused));
+            }
+        }
+        for (kind, parent) in &self.without {
+            if let Some(key) = child(connection, kind, parent).await? {
+                return Ok(Err(Refused::Changed { key, found: None }));
+            }
+        }
         for (key, expect) in &self.deletes {
             match delete(connection, applied.revision, key, *expect).await? {
                 Ok(deleted) => applied.deleted += deleted,
@@ -271,6 +285,25 @@ async fn holds(connection: &mut AnyConnection, key: &str) -> Result<bool, StoreE
     let (from, to) = below(key);
     let sql = "SELECT revision FROM resources WHERE resource_key > $1 AND resource_key < $2 LIMIT 1";
     Ok(sqlx::query(sql).bind(from).bind(to).fetch_optional(connection).await?.is_some())
+}
+
+async fn stands(connection: &mut AnyConnection, key: &str) -> Step<()> {
+    let sql = "SELECT revision, body FROM resources WHERE resource_key = $1";
+    let Some(row) = sqlx::query(sql).bind(key).fetch_optional(connection).await? else {
+        return Ok(Err(Refused::Changed { key: key.to_owned(), found: None }));
+    };
+    let (revision, body): (i64, String) = (row.try_get(0)?, row.try_get(1)?);
+    if is_deleting(&serde_json::from_str(&body).unwrap_or_default()) {
+        return Ok(Err(Refused::Changed { key: key.to_owned(), found: Some(revision) }));
+    }
+    Ok(Ok(()))
+}
+
+/// One of a kind that a parent holds.
+async fn child(connection: &mut AnyConnection, kind: &str, parent: &str) -> Result<Option<String>, StoreError> {
+    let sql = "SELECT resource_key FROM resources WHERE kind = $1 AND parent_key = $2 LIMIT 1";
+    let row = sqlx::query(sql).bind(kind).bind(parent).fetch_optional(connection).await?;
+    Ok(row.map(|row| row.try_get(0)).transpose()?)
 }
 
 async fn begin(connection: &mut AnyConnection, operation: &Operation) -> Result<(), StoreError> {

@@ -428,7 +428,6 @@ async fn g1_write_only_settings_go_to_the_cluster_alone_by_their_names() {
             "url": "https://account.example.com", "containerName": "c", "accountKey": "geheim-1", "sasToken": "geheim-2",
             "servicePrincipal": {"clientId": "i", "clientSecret": "geheim-3"},
         },
-        "configurationProtectedSettings": {"secretKey": "Z2VoZWltLTQ="},
     }});
     let made = site.flux("PUT", "shop", Some(blob)).await;
     assert_eq!(made.status, 201, "{}", made.body);
@@ -450,22 +449,25 @@ async fn g1_write_only_settings_go_to_the_cluster_alone_by_their_names() {
             "azureBlob.accountKey=geheim-1",
             "azureBlob.sasToken=geheim-2",
             "azureBlob.servicePrincipal.clientSecret=geheim-3",
-            "bucketSecretKey=Z2VoZWltLTQ=",
         ]
     );
-    // The map is replaced as a whole; each other one by itself, and `null` takes it away.
-    let patch = json!({"properties": {
-        "azureBlob": {"accountKey": null, "sasToken": "geheim-5"}, "configurationProtectedSettings": {"httpsKey": "aGk="},
-    }});
+    // Each by itself, and `null` takes it away.
+    let patch = json!({"properties": {"azureBlob": {"accountKey": null, "sasToken": "geheim-5"}}});
     let patched = site.flux("PATCH", "shop", Some(patch)).await;
     assert!(patched.status == 202 && !patched.body.to_string().contains("geheim"), "{}", patched.body);
-    let now = settings().await;
-    assert_eq!(
-        now,
-        ["azureBlob.sasToken=geheim-5", "azureBlob.servicePrincipal.clientSecret=geheim-3", "httpsKey=aGk="]
-    );
-    // With the source they go.
-    let git = json!({"properties": {"sourceKind": "GitRepository", "gitRepository": {"url": "https://example.com/x"}}});
+    assert_eq!(settings().await, ["azureBlob.sasToken=geheim-5", "azureBlob.servicePrincipal.clientSecret=geheim-3"]);
+    // With the source they go. The protected settings are replaced as a whole.
+    let bucket = json!({"properties": {
+        "sourceKind": "Bucket", "bucket": {"url": "https://example.com", "bucketName": "b", "accessKey": "a"},
+        "configurationProtectedSettings": {"secretKey": "Z2VoZWltLTQ="},
+    }});
+    let patched = site.flux("PATCH", "shop", Some(bucket)).await;
+    assert!(patched.status == 202 && !patched.body.to_string().contains("Z2VoZWlt"), "{}", patched.body);
+    assert_eq!(settings().await, ["bucketSecretKey=Z2VoZWltLTQ="]);
+    let git = json!({"properties": {
+        "sourceKind": "GitRepository", "gitRepository": {"url": "https://example.com/x"},
+        "configurationProtectedSettings": {"httpsKey": "aGk="},
+    }});
     assert_eq!(site.flux("PATCH", "shop", Some(git)).await.status, 202);
     assert_eq!(settings().await, ["httpsKey=aGk="]);
 }
@@ -475,12 +477,11 @@ async fn g8_protected_settings_are_kept_48_hours_also_when_some_are_given_again(
     let site = site().await;
     let blob = json!({"properties": {
         "sourceKind": "AzureBlob",
-        "azureBlob": {"url": "https://account.example.com", "containerName": "c", "accountKey": "geheim-1"},
-        "configurationProtectedSettings": {"httpsKey": "aGk="},
+        "azureBlob": {"url": "https://account.example.com", "containerName": "c", "accountKey": "geheim-1", "sasToken": "geheim-2"},
     }});
     site.flux("PUT", "shop", Some(blob)).await;
     site.clock_ms.fetch_add(DUE_MS - 3_600_000, Ordering::SeqCst);
-    let patch = json!({"properties": {"configurationProtectedSettings": {"httpsKey": "aGE="}}});
+    let patch = json!({"properties": {"azureBlob": {"sasToken": "geheim-3"}}});
     assert_eq!(site.flux("PATCH", "shop", Some(patch)).await.status, 202);
     site.control.forget_protected().await.unwrap();
     let object = site.wanted(None).await.objects.remove(0);
@@ -686,6 +687,36 @@ async fn g2_the_first_configuration_creates_the_extension_with_an_operation_of_i
     site.created("more").await;
     let same = site.control.objects(&key("c"), Some(EXTENSIONS), None).await.unwrap().objects.remove(0);
     assert_eq!(same.generation, wanted.generation);
+}
+
+#[tokio::test]
+async fn g2_many_configurations_are_created_at_once_and_the_extension_is_not_written_again() {
+    let site = site().await;
+    let names: Vec<String> = (0..20).map(|n| format!("shop-{n}")).collect();
+    let all = names.iter().map(|name| site.flux("PUT", name, Some(git())));
+    for created in futures_util::future::join_all(all).await {
+        assert_eq!(created.status, 201, "{}", created.body);
+    }
+    let flux = format!("{}/providers/{EXTENSIONS}/flux", cluster_id("g", "c")).to_ascii_lowercase();
+    let revision = async || site.control.store.get(&flux).await.unwrap().unwrap().revision;
+    let before = revision().await;
+    site.created("more").await;
+    assert_eq!(revision().await, before);
+    // Who saw no configuration and deletes the extension is told of one that came meanwhile.
+    let kind = CONFIGURATIONS.to_ascii_lowercase();
+    let parent = cluster_id("g", "c").to_ascii_lowercase();
+    let expect = crate::store::batch::Expect::Revision(before);
+    let mut batch = crate::store::batch::Batch { deletes: vec![(flux.clone(), expect)], ..Default::default() };
+    batch.without = vec![(kind, parent)];
+    let refused = site.control.store.apply(&batch).await.unwrap();
+    assert!(matches!(refused, Err(crate::store::batch::Refused::Changed { .. })), "{refused:?}");
+    // And who saw the extension and needs it, that it is gone.
+    site.control.store.delete(&flux, expect).await.unwrap().unwrap();
+    let stored = site.control.store.get(&id("more").to_ascii_lowercase()).await.unwrap().unwrap();
+    let expect = crate::store::batch::Expect::Any;
+    let batch = crate::store::batch::Batch { puts: vec![(stored, expect)], standing: vec![flux], ..Default::default() };
+    let refused = site.control.store.apply(&batch).await.unwrap();
+    assert!(matches!(refused, Err(crate::store::batch::Refused::Changed { .. })), "{refused:?}");
 }
 
 #[tokio::test]

@@ -51,7 +51,7 @@ pub(super) async fn brought(writing: &Writing<'_>) -> Result<Option<Brought>, Ap
             let message = format!("The extension '{name}' of type {TYPE} is being deleted; wait until that has ended.");
             return Err(conflict("ExtensionBeingDeleted", message));
         }
-        return Ok(Some(Brought::Kept(flux.clone())));
+        return Ok(Some(Brought::Kept(flux.key.clone())));
     }
     let known = writing.control.catalogue().is_some_and(|index| index.extension_type(TYPE).is_some());
     if !known {
@@ -72,14 +72,14 @@ pub(super) async fn brought(writing: &Writing<'_>) -> Result<Option<Brought>, Ap
     Ok(Some(Brought::New(id, body)))
 }
 
-/// Whether configurations need what is to be deleted.
-pub(super) async fn kept_by(deleted: &Stored, control: &Control) -> Result<(), ApiError> {
+/// Whether configurations need what is to be deleted; if not, none may come meanwhile.
+pub(super) async fn kept_by(deleted: &Stored, control: &Control) -> Result<Option<(String, String)>, ApiError> {
     if !is_flux(deleted) {
-        return Ok(());
+        return Ok(None);
     }
     let users = children(control, NAME, &deleted.parent).await?;
     if users.is_empty() {
-        return Ok(());
+        return Ok(Some((NAME.to_ascii_lowercase(), deleted.parent.clone())));
     }
     let mut names: Vec<&str> = users.iter().take(NAMED).map(|user| last_name(&user.id)).collect();
     let more = format!("{} more", users.len() - names.len());

@@ -231,6 +231,71 @@ pub(super) fn protected(own: &mut Map<String, Value>, faults: &mut Faults) {
     }
 }
 
+/// Credentials that the source can use, and of which none is left out in the cluster without a word. `before`: whether
+/// anything that was given of them before is kept; nothing of a new configuration.
+pub(super) fn credentials(own: &Map<String, Value>, before: Option<bool>, faults: &mut Faults) {
+    let is_given = |value: &&Value| !(value.is_null() || *value == "");
+    let kind = own.get("sourceKind").and_then(Value::as_str).unwrap_or_default();
+    let Some((_, name)) = SOURCES.iter().find(|(known, _)| *known == kind) else { return };
+    let Some(source) = own.get(*name).and_then(Value::as_object) else { return };
+    let has = |at: &str| source.get(at).as_ref().is_some_and(is_given);
+    let settings = own.get(PROTECTED).and_then(Value::as_object);
+    let sealed = |at: &str| settings.and_then(|settings| settings.get(at)).as_ref().is_some_and(is_given);
+    let mut refuse = |at: String, why: &str| {
+        let message = format!("The property 'properties.{at}' cannot be used: {why}.");
+        fault(faults, "InvalidCredentials", message, &at);
+    };
+
+    let url = source.get("url").and_then(Value::as_str).unwrap_or_default().to_ascii_lowercase();
+    let is_http = url.starts_with("https://") || url.starts_with("http://");
+    let (usable, why): (&[&str], _) = match kind {
+        "GitRepository" if is_http => (&["httpsKey"], "the repository's address is not one of ssh"),
+        "GitRepository" => (&["sshPrivateKey"], "the repository's address is not one of https"),
+        "Bucket" => (&["bucketSecretKey"], "a bucket has only a bucketSecretKey"),
+        _ => {
+            (&[], "a source of this kind has none of the protected settings; its secrets have properties of their own")
+        }
+    };
+    for setting in SETTINGS.iter().filter(|setting| sealed(setting) && !usable.contains(setting)) {
+        refuse(format!("{PROTECTED}.{setting}"), why);
+    }
+    if kind == "GitRepository" {
+        let wrong: &[&str] = if is_http { &["sshKnownHosts"] } else { &["httpsUser", "httpsCACert"] };
+        wrong.iter().filter(|at| has(at)).for_each(|at| refuse(format!("{name}.{at}"), why));
+        let clear = "it would be sent in clear text; give the repository's https:// address";
+        if url.starts_with("http://") && has("httpsUser") {
+            refuse(format!("{name}.httpsUser"), clear);
+        }
+        if url.starts_with("http://") && sealed("httpsKey") {
+            refuse(format!("{PROTECTED}.httpsKey"), clear);
+        }
+        // Protected settings are replaced as a whole. Without any, those from before stay, which the cluster may have when
+        // nobody else has them any more.
+        if is_http && has("httpsUser") && !sealed("httpsKey") && (settings.is_some() || before.is_none()) {
+            refuse(format!("{name}.httpsUser"), "its password or token is missing, the protected setting httpsKey");
+        }
+    }
+    if has("localAuthRef") {
+        let beside: &[&str] = match kind {
+            "GitRepository" => &["httpsUser", "httpsCACert", "sshKnownHosts"],
+            "Bucket" => &["accessKey"],
+            "AzureBlob" => &["accountKey", "sasToken", "servicePrincipal", "managedIdentity"],
+            _ => &[],
+        };
+        let why = "localAuthRef names a Secret in the cluster that has all credentials";
+        beside.iter().filter(|at| has(at)).for_each(|at| refuse(format!("{name}.{at}"), why));
+        usable.iter().filter(|at| sealed(at)).for_each(|at| refuse(format!("{PROTECTED}.{at}"), why));
+    }
+    let principal = source.get("servicePrincipal").and_then(Value::as_object);
+    let of_principal = |at: &str| principal.and_then(|principal| principal.get(at)).as_ref().is_some_and(is_given);
+    if of_principal("clientCertificatePassword") && !of_principal("clientCertificate") && before != Some(true) {
+        refuse(
+            format!("{name}.servicePrincipal.clientCertificatePassword"),
+            "its clientCertificate is not kept (any more); give both",
+        );
+    }
+}
+
 /// Names that fit into those of the objects in the cluster, and dependencies that can be waited for.
 pub(super) fn kustomizations(configuration: &str, own: &Map<String, Value>, faults: &mut Faults) {
     let Some(Value::Object(all)) = own.get("kustomizations") else { return };
@@ -384,6 +449,80 @@ mod tests {
         // Linear in what depends on what.
         let all: Vec<Vec<usize>> = (0..100).map(|place| (0..place).collect()).collect();
         assert_eq!(circle(&all), None);
+    }
+
+    #[test]
+    fn g1_credentials_are_those_that_the_source_can_use() {
+        let faults = |own: Value, before: Option<bool>| {
+            let mut faults = Vec::new();
+            credentials(own.as_object().unwrap(), before, &mut faults);
+            let places = faults.into_iter().filter_map(|fault| fault.target);
+            places.map(|at| at.trim_start_matches("properties.").to_owned()).collect::<Vec<_>>()
+        };
+        let git = |url: &str, more: Value, sealed: Value| {
+            let mut source = more;
+            source["url"] = url.into();
+            json!({"sourceKind": "GitRepository", "gitRepository": source, PROTECTED: sealed})
+        };
+        let (https, ssh) = ("https://h/x", "git@h:x");
+        let none: &[&str] = &[];
+        for (own, before, wanted) in [
+            (git(https, json!({"httpsUser": "u", "httpsCACert": "YQ=="}), json!({"httpsKey": "YQ=="})), None, none),
+            (git(https, json!({}), json!({"httpsKey": "YQ=="})), None, none),
+            (git(ssh, json!({"sshKnownHosts": "YQ=="}), json!({"sshPrivateKey": "YQ=="})), None, none),
+            (git(https, json!({"httpsUser": "u"}), json!({})), Some(true), &["gitRepository.httpsUser"]),
+            (git(https, json!({"httpsUser": "u"}), Value::Null), None, &["gitRepository.httpsUser"]),
+            (git(https, json!({"httpsUser": "u"}), Value::Null), Some(false), none),
+            (git(https, json!({"httpsUser": ""}), Value::Null), None, none),
+            (
+                git(https, json!({"sshKnownHosts": "YQ=="}), json!({"sshPrivateKey": "YQ=="})),
+                None,
+                &["configurationProtectedSettings.sshPrivateKey", "gitRepository.sshKnownHosts"],
+            ),
+            (
+                git(ssh, json!({"httpsUser": "u"}), json!({"httpsKey": "YQ=="})),
+                None,
+                &["configurationProtectedSettings.httpsKey", "gitRepository.httpsUser"],
+            ),
+            (
+                git("http://h/x", json!({}), json!({"httpsKey": "YQ=="})),
+                None,
+                &["configurationProtectedSettings.httpsKey"],
+            ),
+            (git(https, json!({"localAuthRef": "mine"}), Value::Null), None, none),
+            (
+                git(https, json!({"localAuthRef": "mine", "httpsCACert": "YQ=="}), json!({"httpsKey": "YQ=="})),
+                None,
+                &["gitRepository.httpsCACert", "configurationProtectedSettings.httpsKey"],
+            ),
+            (
+                json!({"sourceKind": "Bucket", "bucket": {"accessKey": "a"}, PROTECTED: {"httpsKey": "YQ=="}}),
+                None,
+                &["configurationProtectedSettings.httpsKey"],
+            ),
+            (
+                json!({"sourceKind": "AzureBlob", "azureBlob": {"localAuthRef": "mine", "accountKey": "a"}}),
+                None,
+                &["azureBlob.accountKey"],
+            ),
+            (
+                json!({"sourceKind": "AzureBlob", "azureBlob": {"servicePrincipal": {"clientCertificatePassword": "p"}}}),
+                Some(false),
+                &["azureBlob.servicePrincipal.clientCertificatePassword"],
+            ),
+            (
+                json!({"sourceKind": "AzureBlob", "azureBlob": {"servicePrincipal": {"clientCertificatePassword": "p"}}}),
+                Some(true),
+                none,
+            ),
+            (
+                json!({"sourceKind": OCI, "ociRepository": {}, PROTECTED: {"bucketSecretKey": "YQ=="}}),
+                None,
+                &["configurationProtectedSettings.bucketSecretKey"],
+            ),
+        ] {
+            assert_eq!(faults(own.clone(), before), wanted, "{own}");
+        }
     }
 
     #[test]

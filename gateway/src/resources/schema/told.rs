@@ -2,6 +2,7 @@
 //! newer agent, or one that somebody else has taken over, changes nothing that clients rely on.
 
 use serde_json::{Map, Value};
+use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 
 use super::{Property, Type};
 
@@ -24,7 +25,11 @@ pub fn told(object: &'static [Property], told: &Map<String, Value>, bounds: Boun
 
 fn kept(kind: &Type, value: &Value, bounds: Bounds) -> Option<Value> {
     match (kind, value) {
-        (Type::Text | Type::Instant | Type::Checked(_) | Type::Shaped(..), Value::String(text)) => {
+        // Clients refuse the whole of an answer for one that they cannot read.
+        (Type::Instant, Value::String(text)) => {
+            OffsetDateTime::parse(text, &Rfc3339).ok().map(|_| Value::from(text.as_str()))
+        }
+        (Type::Text | Type::Checked(_) | Type::Shaped(..), Value::String(text)) => {
             // A column of PostgreSQL takes any other character.
             Some(text.chars().filter(|c| *c != '\0').take(bounds.text).collect::<String>().into())
         }
@@ -54,14 +59,18 @@ mod tests {
             Property::read_only("state", Type::Words(&["Good", "Bad"])),
             Property::read_only("message", Type::Text),
             Property::read_only("failures", Type::Count),
+            Property::read_only("since", Type::Instant),
+            Property::read_only("until", Type::Instant),
             Property::read_only("list", Type::List(&Type::Object(INNER))),
         ];
         let said = json!({
-            "state": "Splendid", "message": "ä\0".repeat(100), "failures": -1, "html": "<script>",
+            "state": "Splendid", "message": "ä\0".repeat(100), "failures": -1, "since": "yesterday", "until": "2030-01-31T12:00:00Z",
+            "html": "<script>",
             "list": [{"type": "a", "b": 1}, 7, {"type": 7}, {"type": "d"}],
         });
         let said = said.as_object().unwrap();
         let kept = told(OBJECT, said, Bounds { text: 5, entries: 3 });
-        assert_eq!(Value::Object(kept), json!({"message": "äääää", "list": [{"type": "a"}, {}]}));
+        let wanted = json!({"message": "äääää", "until": "2030-01-31T12:00:00Z", "list": [{"type": "a"}, {}]});
+        assert_eq!(Value::Object(kept), wanted);
     }
 }
