@@ -379,8 +379,8 @@ impl<G: Gateway> Converge<'_, G> {
             pins::judge_place(self.settings, scope, &namespace, self.store.namespace())?;
         }
         let views = self.views.of(&item.name);
-        let sources = views.iter().filter(|view| !view.deleting).filter_map(|view| view.from.as_ref());
-        sources.map(|from| pins::judge_source(self.settings, || Ok(from.clone()))).collect()
+        let mut sources = views.iter().filter(|view| !view.deleting).filter_map(|view| view.from.as_ref());
+        sources.try_for_each(|from| pins::judge_source(self.settings, || Ok(from.clone())))
     }
 
     /// Whether it was made in another namespace or with other rights: a configuration cannot be changed in that, so what is
