@@ -124,18 +124,18 @@ pub enum SetupError {
     /// A key's file cannot be read.
     #[error("the catalogue's key {}", .path.display())]
     KeyFile {
-        /// Which.
+        /// The file, as the settings name it.
         path: PathBuf,
-        /// Why.
+        /// What the system said.
         #[source]
         source: std::io::Error,
     },
     /// A key's file holds none.
     #[error("the catalogue's key {}", .path.display())]
     Key {
-        /// Which.
+        /// The file, as the settings name it.
         path: PathBuf,
-        /// Why.
+        /// What is wrong with its content.
         #[source]
         source: KeyError,
     },

@@ -162,7 +162,7 @@ pub struct Own {
     pub scope: Option<String>,
     /// The generation that was applied.
     pub applied: Option<i64>,
-    /// When.
+    /// When that was, RFC 3339.
     pub applied_at: Option<String>,
     /// Since when it is being taken down.
     pub deleting_since: Option<String>,

@@ -35,7 +35,7 @@ const KEPT_BYTES: usize = 48 * 1024 * 1024;
 /// What the operator pinned.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pinned {
-    /// Keys.
+    /// Keys that may sign the catalogue until an accepted index names others.
     pub keys: Vec<PublicKey>,
     /// The catalogue.
     pub catalogue: Option<CatalogueId>,

@@ -41,15 +41,15 @@ pub enum HelmError {
     Missing {
         /// The program.
         program: PathBuf,
-        /// Why.
+        /// What the system said.
         source: std::io::Error,
     },
     /// A file of ours.
     #[error("{what}: {source}")]
     File {
-        /// Which.
+        /// The file, and what was done with it.
         what: String,
-        /// Why.
+        /// What the system said.
         source: std::io::Error,
     },
     /// It took too long.
