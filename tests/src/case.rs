@@ -77,7 +77,7 @@ impl Manner {
 pub enum Lane {
     /// All of them.
     All,
-    /// `installs-1`, `installs-2`: every second of those that need a cluster to themselves, counted from one.
+    /// `installs-1` to `installs-3`: every third of those that need a cluster to themselves, counted from one.
     Installs(usize),
     /// `others`.
     Others,
@@ -92,9 +92,10 @@ impl Lane {
             Err(std::env::VarError::NotPresent) => Self::All,
             Ok("installs-1") => Self::Installs(1),
             Ok("installs-2") => Self::Installs(2),
+            Ok("installs-3") => Self::Installs(3),
             Ok("others") => Self::Others,
             Ok("sweep") => Self::Sweep,
-            other => panic!("TOWLINE_TEST_LANE is `installs-1`, `installs-2`, `others` or `sweep`, not {other:?}"),
+            other => panic!("TOWLINE_TEST_LANE is `installs-1` to `installs-3`, `others` or `sweep`, not {other:?}"),
         }
     }
 
@@ -125,7 +126,7 @@ impl Lane {
 }
 
 /// How many processes share the tests that need a cluster to themselves.
-const INSTALL_LANES: usize = 2;
+const INSTALL_LANES: usize = 3;
 
 /// How many tests may be begun: more than may run, so that who waits for the floor holds up nobody behind it.
 pub const BEGUN: usize = 64;
@@ -315,15 +316,17 @@ mod tests {
                 installs("i", Needs::Nothing, nothing),
                 installs("j", Needs::Nothing, nothing),
                 installs("k", Needs::Nothing, nothing),
+                installs("l", Needs::Nothing, nothing),
                 waits("w", Needs::Nothing, nothing),
             ]
         };
         let names =
             |lane: Lane| -> Vec<String> { lane.of(all()).iter().map(|trial| trial.name().to_owned()).collect() };
-        assert_eq!(names(Lane::All), ["c", "w", "i", "j", "k", "a"]);
+        assert_eq!(names(Lane::All), ["c", "w", "i", "j", "k", "l", "a"]);
         assert_eq!(names(Lane::Others), ["c", "w", "a"]);
-        assert_eq!(names(Lane::Installs(1)), ["i", "k"]);
+        assert_eq!(names(Lane::Installs(1)), ["i", "l"]);
         assert_eq!(names(Lane::Installs(2)), ["j"]);
+        assert_eq!(names(Lane::Installs(3)), ["k"]);
         assert!(names(Lane::Sweep).is_empty());
     }
 }
