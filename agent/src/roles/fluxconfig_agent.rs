@@ -97,7 +97,7 @@ impl Kind for FluxConfigs {
     const SECRET: &'static str = "fluxconfig";
     const MAX: usize = 200;
     const TOO_MANY: &'static str = "TooManyFluxConfigurations";
-    /// As at the gateway; with the name of a kustomization it has no more either.
+    /// The gateway has the same bound. It is also that of the name with a hyphen and the name of a kustomization.
     const NAME_CHARS: usize = 62;
     const UNNAMEABLE: &'static str = "has a name that no object of Flux can have";
 
@@ -168,7 +168,7 @@ pub struct Own {
     pub deleting_since: Option<String>,
 }
 
-/// The role.
+/// Makes the cluster follow the sources that the gateway's flux configurations name.
 pub struct FluxconfigAgent<G> {
     /// To the apiserver; its default namespace is the agents'.
     pub client: Client,
@@ -180,7 +180,7 @@ pub struct FluxconfigAgent<G> {
     pub clock: SharedClock,
     /// How the role fares.
     pub health: Reporter,
-    /// The gateway.
+    /// What answers questions about what is wanted, and is told how far it is.
     pub gateway: G,
 }
 

@@ -7,6 +7,7 @@
 //! | [`follow`] | what is wanted, into custom resources and Secrets |
 //! | [`gateway`] | what is asked of the gateway |
 //! | [`hidden`] | protected settings that are in no text |
+//! | [`namespace`] | where nothing is made, whatever is wanted |
 //! | [`parts`] | what was told of an object's parts, and what has changed since |
 //! | [`progress`] | what is begun, waits and fails, into custom resources |
 //! | [`report`] | how far objects are, to the gateway |
@@ -16,6 +17,7 @@
 pub mod follow;
 pub mod gateway;
 pub mod hidden;
+pub mod namespace;
 pub mod parts;
 pub mod progress;
 pub mod report;

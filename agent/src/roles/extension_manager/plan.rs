@@ -18,12 +18,7 @@ use super::{
     state::{Extension, Fault, Installed, Phase, Problem},
     values::SETTINGS_MAX,
 };
-use crate::config::Extensions;
-
-/// Where nothing of the agents' or of the cluster's own may be changed.
-const RESERVED: &str = "kube-";
-/// Characters of a namespace's name.
-const NAMESPACE_CHARS: usize = 63;
+use crate::{config::Extensions, roles::objects::namespace};
 
 /// The properties of an extension, as far as the cluster acts by them. Unknown ones are the gateway's.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
@@ -249,20 +244,7 @@ pub fn place(kind: &ExtensionType, properties: &Properties) -> Result<(Scope, St
 /// # Errors
 /// Why not.
 pub fn judge_namespace(namespace: &str, own: &str) -> Result<(), Problem> {
-    let plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
-    let is_label = (1..=NAMESPACE_CHARS).contains(&namespace.len())
-        && namespace.bytes().all(plain)
-        && !namespace.starts_with('-')
-        && !namespace.ends_with('-');
-    let why = if !is_label {
-        "is no name of a namespace"
-    } else if namespace == own {
-        "is the agents' own"
-    } else if namespace.starts_with(RESERVED) {
-        "is the cluster's own"
-    } else {
-        return Ok(());
-    };
+    let Some(why) = namespace::refusal(namespace, own) else { return Ok(()) };
     Err(Problem::stays("NamespaceNotAllowed", format!("the namespace {namespace:?} {why}; choose another one")))
 }
 

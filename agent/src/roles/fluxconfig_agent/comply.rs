@@ -195,11 +195,11 @@ pub struct Report {
 
 /// What a report is made from.
 pub struct Material<'a> {
-    /// The source.
+    /// How the source of the configuration fares, if it is there.
     pub source: Option<&'a Judged>,
-    /// Kustomizations.
+    /// How each of its kustomizations fares that is there.
     pub kustomizations: &'a [Judged],
-    /// Kustomizations that are wanted.
+    /// How many kustomizations are wanted.
     pub wanted: usize,
     /// A chart that was applied, by namespace and name.
     pub chart: &'a dyn Fn(&str, &str) -> Option<Judged>,
@@ -292,7 +292,7 @@ fn error_of(judged: &Judged, hidden: &Hidden) -> Option<String> {
 }
 
 impl Material<'_> {
-    /// The report.
+    /// What the gateway is told of the configuration, and what the custom resource shows.
     pub fn report(&self, suspended: bool, failing_max: usize) -> Report {
         let mut report = Report {
             compliance: Compliance::Pending,

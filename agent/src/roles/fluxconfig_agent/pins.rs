@@ -5,14 +5,13 @@ use super::{
     render::repository,
     spec::{Properties, Scope},
 };
-use crate::{config::Gitops, roles::objects::state::Problem};
+use crate::{
+    config::Gitops,
+    roles::objects::{namespace, state::Problem},
+};
 
-/// Namespaces of the cluster itself.
-const RESERVED: &str = "kube-";
-/// The namespace of Flux's controllers: whoever is an administrator there has their rights.
+/// The namespace of Flux's controllers. An administrator of it can use their service accounts, and so has their rights.
 const FLUX: &str = "flux-system";
-/// Characters of a namespace's name.
-const NAMESPACE_CHARS: usize = 63;
 
 /// The code of what the owner of the cluster does not allow.
 pub const NOT_ALLOWED: &str = "NotAllowedInCluster";
@@ -72,23 +71,11 @@ pub fn judge_source(gitops: &Gitops, source: impl FnOnce() -> Result<String, Pro
 /// # Errors
 /// Why not.
 pub fn judge_namespace(namespace: &str, scope: Scope, own: &str) -> Result<(), Problem> {
-    let plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
-    let is_label = (1..=NAMESPACE_CHARS).contains(&namespace.len())
-        && namespace.bytes().all(plain)
-        && !namespace.starts_with('-')
-        && !namespace.ends_with('-');
-    let why = if !is_label {
-        "is no name of a namespace"
-    } else if namespace == own {
-        "is the agents' own"
-    } else if namespace.starts_with(RESERVED) {
-        "is the cluster's own"
-    } else if namespace == FLUX && scope == Scope::Namespace {
-        return Err(of_controllers(namespace));
-    } else {
-        return Ok(());
-    };
-    Err(Problem::stays(NOT_ALLOWED, format!("the namespace {namespace:?} {why}; choose another one")))
+    match namespace::refusal(namespace, own) {
+        Some(why) => Err(Problem::stays(NOT_ALLOWED, format!("the namespace {namespace:?} {why}; choose another one"))),
+        None if namespace == FLUX && scope == Scope::Namespace => Err(of_controllers(namespace)),
+        None => Ok(()),
+    }
 }
 
 /// Why no configuration of scope namespace is where Flux's controllers run.

@@ -27,7 +27,7 @@ const PART: &str = "towline.io/part";
 /// The suffixes of a configuration's Secrets.
 const SECRETS: [&str; 3] = ["auth", "tls", "verify"];
 
-/// On objects of Flux that it has to end something of before they go.
+/// With this finalizer Flux holds a deleted object until it has removed what it made for it.
 const FINALIZER: &str = "finalizers.fluxcd.io";
 /// Service accounts of Flux's controllers.
 const CONTROLLERS: [&str; 3] = ["kustomize-controller", "source-controller", "helm-controller"];
@@ -223,7 +223,7 @@ impl Place<'_> {
         Ok(())
     }
 
-    /// Makes the Secrets of a configuration, and removes those that it needs no more.
+    /// Makes the Secrets that a configuration needs, and removes those that it does not need any more.
     ///
     /// # Errors
     /// When one cannot be made.

@@ -49,7 +49,7 @@ pub struct Configuration<'a> {
     pub name: &'a str,
     /// Of what is wanted: another one makes Flux pull at once.
     pub generation: i64,
-    /// The properties.
+    /// What is wanted, without protected settings.
     pub properties: &'a Properties,
     /// Protected settings.
     pub secrets: &'a Secrets,

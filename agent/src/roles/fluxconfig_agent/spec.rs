@@ -118,7 +118,7 @@ pub struct Bucket {
 pub struct AzureBlob {
     /// The storage account.
     pub url: String,
-    /// The container.
+    /// The container in the storage account.
     pub container_name: String,
     /// How it is pulled.
     #[serde(flatten)]
