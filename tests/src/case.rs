@@ -9,6 +9,8 @@ use std::{
 
 use libtest_mimic::{Failed, Trial};
 
+use crate::leftovers::Before;
+
 /// What a test needs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Needs {
@@ -248,6 +250,10 @@ fn bounded(run: impl FnOnce() -> anyhow::Result<()> + Send + 'static) -> anyhow:
     }
 }
 
+fn failed(error: anyhow::Error) -> Failed {
+    Failed::from(format!("{error:?}"))
+}
+
 fn made(
     name: String,
     needs: Needs,
@@ -263,11 +269,16 @@ fn made(
     let shown = name.clone();
     Trial::test(name, move || {
         let _floor = FLOOR.take(manner.share());
-        let _machine = Machine::take(manner == Manner::Alone).map_err(|error| Failed::from(error.to_string()))?;
+        let _machine = Machine::take(manner == Manner::Alone).map_err(failed)?;
+        let before = (manner == Manner::Installs).then(Before::look).transpose().map_err(failed)?;
         let start = Instant::now();
         let outcome = bounded(run);
         eprintln!("   {shown}: {:.1} s", start.elapsed().as_secs_f32());
-        outcome.map_err(|error| Failed::from(format!("{error:?}")))
+        outcome.map_err(failed)?;
+        if let Some(before) = before {
+            before.passed();
+        }
+        Ok(())
     })
     .with_kind(manner.kind())
     .with_ignored_flag(missing)

@@ -16,6 +16,7 @@
 //! | [`screen`] | a program on a terminal, its keys and its screen |
 //! | [`network`] | network namespaces: firewalls, NAT, black holes |
 //! | [`postgres`] | a PostgreSQL server with TLS and passwords |
+//! | [`leftovers`] | what a failed test leaves in the cluster, taken away |
 //! | [`case`] | one test: name, what it needs, how it runs beside others |
 
 #![allow(clippy::unwrap_used, clippy::print_stdout, clippy::print_stderr, clippy::disallowed_methods)]
@@ -26,6 +27,7 @@ pub mod cluster;
 pub mod curl;
 pub mod git;
 pub mod kubectl;
+pub mod leftovers;
 pub mod network;
 pub mod objects;
 pub mod postgres;

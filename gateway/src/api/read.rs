@@ -46,6 +46,7 @@ pub async fn show(call: &Call<'_>, kind: &dyn Kind, version: &str, stored: &Stor
     let store = &call.control.store;
     let agent = if kind.has_agents() { store.agent(&stored.key).await? } else { None };
     let followed = kind.follows();
+    // Before its parts, which are written first.
     let told = if followed.is_some() { store.told(&stored.key).await? } else { None };
     let parts = match followed.and_then(|followed| followed.parts) {
         Some(_) => store.parts_of(&stored.key, u32::MAX).await?,

@@ -240,14 +240,16 @@ impl Control {
         if let Some(details) = details {
             status["details"] = details;
         }
-        let new = Told { generation, told_ms: now_ms, status };
-        if !self.store.keep_told(&stored.key, &new, |old| with_events(old, events)).await? {
-            return Ok(Kept::Unknown);
-        }
+        // Parts before what is said of the whole, which is read before them: nobody reads that all comply beside a part
+        // of before that does not.
         let kept = match (parts, kind.parts) {
             (Some(parts), Some(parted)) => self.keep_parts(cluster, &stored.key, &parts, parted).await?,
             _ => Kept::Taken,
         };
+        let new = Told { generation, told_ms: now_ms, status };
+        if !self.store.keep_told(&stored.key, &new, |old| with_events(old, events)).await? {
+            return Ok(Kept::Unknown);
+        }
         // It was to be deleted, and that had failed: now it is gone.
         let late = state == ObjectState::Deleted && !stored.is_deleting() && wanted.deleting;
         if late && generation == wanted.generation {

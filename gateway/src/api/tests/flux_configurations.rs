@@ -803,3 +803,33 @@ async fn g1_configurations_go_with_their_cluster() {
     assert!(site.control.store.get(&key).await.unwrap().is_none());
     assert!(site.control.store.parts_of(&key, 10).await.unwrap().is_empty());
 }
+
+#[tokio::test]
+async fn g6_what_is_said_of_the_whole_is_never_ahead_of_its_parts() {
+    const TIMES: u64 = 200;
+    let site = site().await;
+    site.created("a").await;
+    let number = |value: &Value| value.as_str().unwrap_or("0").parse::<u64>().unwrap();
+    let tells = async {
+        for n in 1..=TIMES {
+            let value = json!({"name": n.to_string(), "kind": "Deployment", "complianceState": "Compliant"});
+            let told = ObjectStatus {
+                details: Some(json!({ "sourceSyncedCommitId": n.to_string() })),
+                parts: Some(parts(None, n, [("p".to_owned(), Some(value))])),
+                ..status(1, ObjectState::Succeeded)
+            };
+            assert!(site.tell_of("a", told).await.again.is_empty());
+        }
+    };
+    let reads = async {
+        let mut whole = 0;
+        while whole < TIMES {
+            let shown = site.flux("GET", "a", None).await.body;
+            let properties = &shown["properties"];
+            whole = number(&properties["sourceSyncedCommitId"]);
+            let part = number(&properties["statuses"][0]["name"]);
+            assert!(part >= whole, "{part} beside {whole}");
+        }
+    };
+    tokio::join!(tells, reads);
+}
