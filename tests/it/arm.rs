@@ -171,7 +171,7 @@ fn properties() -> anyhow::Result<()> {
         command.args(["--exclude-operation-id-regex", "(-[34]|^issuer-.*-2)$"]);
     }
     command.current_dir(&dir).env("TOWLINE_TEST_TOKEN", &token).env_remove("REQUESTS_CA_BUNDLE");
-    let output = run_with_input(&mut command, None, Duration::from_secs(if full() { 3600 } else { 600 }))?;
+    let output = run_with_input(&mut command, None, Duration::from_secs(if full() { 3600 } else { 900 }))?;
     let text = output.text();
     let told: Vec<_> = text.lines().filter(|line| !line.trim().is_empty()).collect();
     ensure!(output.code == Some(0), "{}", told[..told.len().min(120)].join("\n"));

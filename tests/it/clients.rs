@@ -82,7 +82,7 @@ fn python(carrier: &'static str) -> anyhow::Result<()> {
     let stack = shared(carrier);
     let kubectl = stack.kubectl("admin")?.namespace(&name);
     kubectl.apply(&pod("p", crate::sessions::SERVER))?;
-    kubectl.ok(&["wait", "--for=condition=Ready", "pod/p", "--timeout=60s"])?;
+    kubectl.ok(&["wait", "--for=condition=Ready", "pod/p", "--timeout=180s"])?;
     let listens = "until wget -q -O /dev/null http://127.0.0.1:8080/0; do sleep 0.1; done";
     kubectl.ok(&["exec", "p", "--", "sh", "-c", listens])?;
     let mut command = Command::new(python_with_clients()?);

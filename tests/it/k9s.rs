@@ -47,7 +47,7 @@ fn keys(carrier: &'static str) -> anyhow::Result<()> {
     let stack = shared(carrier);
     let kubectl = stack.kubectl("admin")?.namespace(&name);
     kubectl.apply(&pod("looked-at", "echo a line of the log; exec sleep 100000"))?;
-    kubectl.ok(&["wait", "--for=condition=Ready", "pod/looked-at", "--timeout=60s"])?;
+    kubectl.ok(&["wait", "--for=condition=Ready", "pod/looked-at", "--timeout=180s"])?;
 
     let dir = scratch("k9s");
     let screen = start(&dir, &stack.kubeconfig("admin")?, &name)?;

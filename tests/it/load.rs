@@ -234,7 +234,7 @@ fn watches_and_execs(carrier: &'static str) -> anyhow::Result<()> {
     let stack = shared(carrier);
     let kubectl = stack.kubectl("admin")?.namespace(&name);
     kubectl.apply(&pod("p", "sleep 100000"))?;
-    kubectl.ok(&["wait", "--for=condition=Ready", "pod/p", "--timeout=60s"])?;
+    kubectl.ok(&["wait", "--for=condition=Ready", "pod/p", "--timeout=180s"])?;
     let mut watches = open_watches(stack, &name, 1000)?;
     let mut execs = open_execs(stack, &name, 200)?;
     let sessions = sessions(stack)?;
@@ -416,7 +416,7 @@ fn chatty(carrier: &'static str) -> anyhow::Result<()> {
     let stack = shared(carrier);
     let kubectl = stack.kubectl("admin")?.namespace(&name);
     kubectl.apply(&pod("c", "yes chatty-chatty-chatty-chatty-chatty"))?;
-    kubectl.ok(&["wait", "--for=condition=Ready", "pod/c", "--timeout=60s"])?;
+    kubectl.ok(&["wait", "--for=condition=Ready", "pod/c", "--timeout=180s"])?;
     let read = Arc::new(AtomicUsize::new(0));
     let follow = |reads: bool| Follower::start(kubectl.command(&["logs", "-f", "c"]), reads.then_some(&read));
     let mut followers = [follow(true)?, follow(false)?];

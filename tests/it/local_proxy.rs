@@ -76,7 +76,7 @@ fn all_sessions(carrier: &'static str, protocol: Protocol) -> anyhow::Result<()>
     let kubectl = proxy.kubectl().protocol(protocol).namespace(&name).within(Duration::from_secs(180));
     ensure!(kubectl.ok(&["config", "view", "-o", "jsonpath={.clusters[0].cluster.server}"])?.contains("127.0.0.1"));
     kubectl.apply(&pod("p", sessions::SERVER))?;
-    kubectl.ok(&["wait", "--for=condition=Ready", "pod/p", "--timeout=60s"])?;
+    kubectl.ok(&["wait", "--for=condition=Ready", "pod/p", "--timeout=180s"])?;
     sessions::exec_exit_codes_and_stdin(&kubectl).context("exec")?;
     sessions::exec_with_a_terminal(&kubectl).context("exec with a terminal")?;
     sessions::exec_output_is_whole(&kubectl, 5, sessions::LINES).context("whole output")?;

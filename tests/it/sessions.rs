@@ -92,7 +92,7 @@ fn with_pod(carrier: &'static str, test: &str, protocol: Protocol, run: Test) ->
         .namespace(&namespace(test, carrier)?)
         .within(Duration::from_secs(180));
     kubectl.apply(&pod("p", SERVER))?;
-    kubectl.ok(&["wait", "--for=condition=Ready", "pod/p", "--timeout=60s"])?;
+    kubectl.ok(&["wait", "--for=condition=Ready", "pod/p", "--timeout=180s"])?;
     run(&kubectl, protocol, carrier)?;
     kubectl.ok(&["delete", "pod", "p", "--wait=false"])?;
     Ok(())
@@ -127,14 +127,14 @@ pub fn exec_with_a_terminal(kubectl: &Kubectl) -> anyhow::Result<()> {
     for (key, value) in inner.get_envs() {
         command.env(key, value.unwrap_or_default());
     }
-    let text = tests::programs::run(&mut command, Duration::from_secs(60))?.ok()?;
+    let text = tests::programs::run(&mut command, Duration::from_secs(150))?.ok()?;
     ensure!(text.contains("33 101") && text.contains("44 132"), "{text}");
     Ok(())
 }
 
 pub fn attach(kubectl: &Kubectl) -> anyhow::Result<()> {
     kubectl.apply(&pod("q", "while read -r line; do echo got $line; done; echo end of input"))?;
-    kubectl.ok(&["wait", "--for=condition=Ready", "pod/q", "--timeout=60s"])?;
+    kubectl.ok(&["wait", "--for=condition=Ready", "pod/q", "--timeout=180s"])?;
     let mut child = kubectl
         .command(&["attach", "-i", "q"])
         .stdin(Stdio::piped())
@@ -176,7 +176,7 @@ fn forward(kubectl: &Kubectl) -> anyhow::Result<(Child, u16)> {
 /// One request over a connection of its own: head and body of the answer.
 fn over_port(port: u16, request: &[u8]) -> anyhow::Result<(String, Vec<u8>)> {
     let mut socket = TcpStream::connect(("127.0.0.1", port))?;
-    socket.set_read_timeout(Some(Duration::from_secs(60)))?;
+    socket.set_read_timeout(Some(Duration::from_secs(120)))?;
     socket.write_all(request)?;
     let mut answer = Vec::new();
     socket.read_to_end(&mut answer)?;
@@ -286,7 +286,7 @@ pub fn exec_output_is_whole(kubectl: &Kubectl, times: usize, lines: usize) -> an
 pub fn logs_follow(kubectl: &Kubectl) -> anyhow::Result<()> {
     ensure!(kubectl.ok(&["logs", "p"])?.contains("begun"));
     kubectl.apply(&pod("l", "seq 1 50000; sleep 2; echo the last line"))?;
-    eventually("the pod has ended or runs", Duration::from_secs(60), || {
+    eventually("the pod has ended or runs", Duration::from_secs(180), || {
         Ok(kubectl.ok(&["get", "pod", "l", "-o", "jsonpath={.status.phase}"])? != "Pending")
     })?;
     let text = kubectl.ok(&["logs", "-f", "l"])?;
@@ -317,7 +317,7 @@ fn idle(carrier: &'static str) -> anyhow::Result<()> {
     let stack = shared(carrier);
     let kubectl = stack.kubectl("admin")?.namespace(&name);
     kubectl.apply(&pod("p", "sleep 100000"))?;
-    kubectl.ok(&["wait", "--for=condition=Ready", "pod/p", "--timeout=60s"])?;
+    kubectl.ok(&["wait", "--for=condition=Ready", "pod/p", "--timeout=180s"])?;
     let begin = "echo begun; read -r line; echo got $line";
     let mut exec = kubectl
         .command(&["exec", "-i", "p", "--", "sh", "-c", begin])

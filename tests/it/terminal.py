@@ -28,7 +28,7 @@ if pid == 0:
     os.execvp("sh", ["sh", "-c", "exec " + sys.argv[1]])
 
 signal.signal(signal.SIGALRM, lambda *_: sys.exit(3))
-signal.alarm(45)
+signal.alarm(120)
 ok = False
 for _ in range(20):
     os.write(fd, b"stty size\n")

@@ -135,7 +135,7 @@ fn withdrawn() -> anyhow::Result<()> {
          subjects: [{apiGroup: rbac.authorization.k8s.io, kind: User, name: viewer}]\n",
     )?;
     admin.apply(&pod("p", "sleep 100000"))?;
-    admin.ok(&["wait", "--for=condition=Ready", "pod/p", "--timeout=60s"])?;
+    admin.ok(&["wait", "--for=condition=Ready", "pod/p", "--timeout=180s"])?;
     let outcome = withdrawn_from(&stack);
     admin.ok(&["delete", "rolebinding", "towline-test-edits"])?;
     admin.ok(&["delete", "pod", "p", "--wait=false"])?;

@@ -37,9 +37,9 @@ pub fn full() -> bool {
 /// How a test runs beside others.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum Manner {
-    /// It works: four at a time.
+    /// It works: five at a time.
     Works,
-    /// It waits for the most part, for what programs do by their own clocks: eight at a time.
+    /// It waits for the most part, for what programs do by their own clocks: ten at a time.
     Waits,
     /// It looks at the whole cluster before and after, because it installs into it: no other may change anything there.
     Installs,
@@ -66,21 +66,21 @@ impl Manner {
     /// How much of the floor it takes.
     fn share(self) -> u32 {
         match self {
-            Self::Works => WHOLE / 4,
-            Self::Waits => WHOLE / 8,
+            Self::Works => WHOLE / 5,
+            Self::Waits => WHOLE / 10,
             Self::Installs | Self::Alone => WHOLE,
         }
     }
 }
 
-/// Which tests this process runs: `TOWLINE_TEST_LANE`. Processes with a cluster each share the work, and a last one
-/// reads what they have written.
+/// Which tests this process runs: `TOWLINE_TEST_LANE`. Processes with a cluster each take one that installs after the
+/// other, beside one with all others, and a last one reads what they have written.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Lane {
     /// All of them.
     All,
-    /// `installs-1` to `installs-3`: every third of those that need a cluster to themselves, counted from one.
-    Installs(usize),
+    /// `installs`: those that need a cluster to themselves.
+    Installs,
     /// `others`.
     Others,
     /// `sweep`: none but the reading of what others have written.
@@ -92,12 +92,10 @@ impl Lane {
     pub fn chosen() -> Self {
         match std::env::var("TOWLINE_TEST_LANE").as_deref() {
             Err(std::env::VarError::NotPresent) => Self::All,
-            Ok("installs-1") => Self::Installs(1),
-            Ok("installs-2") => Self::Installs(2),
-            Ok("installs-3") => Self::Installs(3),
+            Ok("installs") => Self::Installs,
             Ok("others") => Self::Others,
             Ok("sweep") => Self::Sweep,
-            other => panic!("TOWLINE_TEST_LANE is `installs-1` to `installs-3`, `others` or `sweep`, not {other:?}"),
+            other => panic!("TOWLINE_TEST_LANE is `installs`, `others` or `sweep`, not {other:?}"),
         }
     }
 
@@ -109,7 +107,7 @@ impl Lane {
     fn runs(self, trial: &Trial) -> bool {
         match self {
             Self::All => true,
-            Self::Installs(_) => Manner::of(trial) == Manner::Installs,
+            Self::Installs => Manner::of(trial) == Manner::Installs,
             Self::Others => Manner::of(trial) != Manner::Installs,
             Self::Sweep => false,
         }
@@ -118,24 +116,18 @@ impl Lane {
     /// Of all tests those of this lane, in the order in which they start: what needs the machine to itself comes last.
     pub fn of(self, mut trials: Vec<Trial>) -> Vec<Trial> {
         trials.retain(|trial| self.runs(trial));
-        if let Self::Installs(lane) = self {
-            trials = trials.into_iter().skip(lane - 1).step_by(INSTALL_LANES).collect();
-        }
         trials.sort_by_key(|trial| Manner::of(trial).max(Manner::Waits));
         // The manner is no part of what is printed.
         trials.into_iter().map(|trial| trial.with_kind("")).collect()
     }
 }
 
-/// How many processes share the tests that need a cluster to themselves.
-const INSTALL_LANES: usize = 3;
-
 /// How many tests may be begun: more than may run, so that who waits for the floor holds up nobody behind it.
 pub const BEGUN: usize = 64;
 
-/// What there is to share. A test that works takes a quarter: with three at a time two cores were idle for two thirds
-/// of the time, because every test waits for what programs do.
-const WHOLE: u32 = 8;
+/// What there is to share. A test that works takes a fifth: with four at a time two cores were idle for half of the time,
+/// because every test waits for what programs do.
+const WHOLE: u32 = 10;
 
 /// Who comes first goes first, so that those that need it whole get their turn.
 struct Floor {
@@ -326,18 +318,14 @@ mod tests {
                 case("c", Needs::Nothing, nothing),
                 installs("i", Needs::Nothing, nothing),
                 installs("j", Needs::Nothing, nothing),
-                installs("k", Needs::Nothing, nothing),
-                installs("l", Needs::Nothing, nothing),
                 waits("w", Needs::Nothing, nothing),
             ]
         };
         let names =
             |lane: Lane| -> Vec<String> { lane.of(all()).iter().map(|trial| trial.name().to_owned()).collect() };
-        assert_eq!(names(Lane::All), ["c", "w", "i", "j", "k", "l", "a"]);
+        assert_eq!(names(Lane::All), ["c", "w", "i", "j", "a"]);
         assert_eq!(names(Lane::Others), ["c", "w", "a"]);
-        assert_eq!(names(Lane::Installs(1)), ["i", "l"]);
-        assert_eq!(names(Lane::Installs(2)), ["j"]);
-        assert_eq!(names(Lane::Installs(3)), ["k"]);
+        assert_eq!(names(Lane::Installs), ["i", "j"]);
         assert!(names(Lane::Sweep).is_empty());
     }
 }

@@ -104,7 +104,7 @@ free_base() {
         echo "$base"
         return
     fi
-    for ((base = 16440; base <= 18550; base += 10)); do
+    for ((base = ${1:-16440}; base <= 18550; base += 10)); do
         [[ ! -e /sys/class/net/twl$base && ! -e /run/towline-$base ]] || continue
         for ((port = base; port < base + 5; port++)); do
             ss -Hltn "sport = :$port" 2>/dev/null | grep -q . && continue 2
