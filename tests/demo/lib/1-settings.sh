@@ -26,6 +26,8 @@ settings() {
     gateway_pid=
     agent_pid=
     cluster_build=
+    gateway_options=()
+    gitops=
     bold=$([[ -t 1 ]] && printf '\e[1m' || true)
     plain=$([[ -t 1 ]] && printf '\e[0m' || true)
     dim=$([[ -t 1 ]] && printf '\e[2m' || true)

@@ -109,7 +109,7 @@ start_gateway() {
     begin=$(now)
     rm -rf "$out/state"
     run_apart gateway "$out/ready.json" \
-        towline dev --state "$out/state" --listen "$host_ip:0" --cluster demo --json
+        towline dev --state "$out/state" --listen "$host_ip:0" --cluster demo --json "${gateway_options[@]}"
     gateway_pid=$(cat "$out/gateway.pid")
     await 30 "the gateway" gateway_answered || true
     [[ -s $out/ready.json ]] || fail "the gateway does not start: $(tail -n 5 "$out/logs/gateway.log")"

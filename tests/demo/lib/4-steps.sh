@@ -81,7 +81,7 @@ walk_forbidden() {
 # identity. Where the agents' pods cannot be had, what would be installed is shown.
 walk_resources() {
     title "from nothing to kubectl, and back"
-    local url ca id
+    local url ca id options
     url=$(jq -r .url "$out/ready.json")
     ca=$(jq -r .ca "$out/ready.json")
     export TOWLINE_CONFIG_DIR=$out/state/accounts
@@ -95,13 +95,15 @@ walk_resources() {
         return
     fi
     load_image
-    step "connect" 0 typed_as towline connect -n shop -g edge --kube-config "$admin_kubeconfig" --namespace towline-shop
+    mapfile -t options < <(connect_options)
+    step "connect" 0 typed_as towline connect -n shop -g edge --kube-config "$admin_kubeconfig" --namespace towline-shop "${options[@]}"
     step "list" 0 typed_as towline list
     step "role" 0 typed_as towline role assignment create --assignee admin --role "Azure Arc Enabled Kubernetes Cluster User Role" -g edge -n shop
     id=$(towline show -n shop -g edge --query id -o tsv 2>"$out/logs/show.log")
     step "kubeconfig" 0 typed_as towline kubeconfig --server "$url" --ca "$ca" --cluster "$id" --user admin \
         --password-file "$out/state/users/admin.password" --file "$out/shop.kubeconfig"
     step "kubectl" 0 as shop get pods --namespace towline-shop
+    walk_gitops
     step "delete" 0 typed_as towline delete -n shop -g edge --kube-config "$admin_kubeconfig" --yes
     step "nothing is left" 1 namespace_is_gone
 }
