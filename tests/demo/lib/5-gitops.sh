@@ -2,10 +2,9 @@
 # A cluster follows a repository: what is pushed is applied, what somebody changes is put right (docs/gitops.md). The
 # repository is served by an sshd of this demo's own.
 
-# Flux's programs take ten minutes to build; once they are there, `make test` has built them too, GitOps is walked.
+# Whether Flux's programs are there, or are to be built: that takes ten minutes.
 has_flux() {
     local program
-    [[ $in_cluster ]] || return
     [[ ! ${DEMO_GITOPS:-} ]] || return 0
     for program in helm source-controller kustomize-controller; do
         [[ -x $("$root/tests/cluster/cluster" program "$program" 2>/dev/null) ]] || return
@@ -14,10 +13,13 @@ has_flux() {
 
 # Before the gateway, which serves the catalogue.
 prepare_gitops() {
-    gateway_options=()
-    gitops=
+    # Flux runs as pods.
+    if [[ ! $in_cluster ]]; then
+        skipped+=("GitOps")
+        return
+    fi
     if ! has_flux; then
-        skipped+=("GitOps; DEMO_GITOPS=1 builds Flux for it, some ten minutes, and has it in ~/.cache/towline from then on")
+        say "GitOps is not tried: Flux is not built here. DEMO_GITOPS=1 builds it, once, in ten minutes"
         return
     fi
     title "catalogue"
