@@ -44,7 +44,7 @@ impl Verdict {
     }
 }
 
-/// One check.
+/// The result of one check.
 #[derive(Debug, Clone)]
 struct Finding {
     check: String,

@@ -238,7 +238,7 @@ impl Tunnels {
         }
     }
 
-    /// One race.
+    /// Races the carriers to the current endpoint; the first tunnel that is up wins.
     async fn dial(&self) -> Result<Live, NoTunnel> {
         let generation = self.connect.generation();
         let endpoint = self.endpoint.load(Ordering::Relaxed) % self.connect.endpoints();

@@ -74,7 +74,7 @@ pub struct Extensions {
     pub key_files: Vec<PathBuf>,
     /// The catalogue's id, where the operator knows it.
     pub catalogue: Option<CatalogueId>,
-    /// The program.
+    /// Path of the `helm` program.
     pub helm: PathBuf,
     /// For charts and values while helm runs.
     pub work_dir: PathBuf,

@@ -27,7 +27,7 @@ pub enum IdentitySource {
 /// A certificate that the agents look after.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ManagedIdentity {
-    /// The cluster.
+    /// ARM id of the cluster that the certificate is for.
     pub cluster: ClusterId,
     /// Where it is kept.
     pub store: IdentityStore,
@@ -40,16 +40,16 @@ pub struct ManagedIdentity {
 pub enum IdentityStore {
     /// A Secret in the pod's namespace.
     Secret(String),
-    /// A folder.
+    /// A folder of the local file system.
     Directory(PathBuf),
 }
 
 /// What is dialled in place of the gateway.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Via {
-    /// Host.
+    /// Host name or IP address, an IPv6 address without brackets.
     pub host: String,
-    /// Port.
+    /// TCP port; there is no default.
     pub port: u16,
     /// Its address where the environment tells one: a pod knows the Services of its namespace without DNS.
     pub address: Option<IpAddr>,

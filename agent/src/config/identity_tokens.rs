@@ -39,7 +39,7 @@ pub(super) const TABLE: Table = table(
 /// Where others in the cluster ask for tokens of its identity.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TokenListener {
-    /// Where.
+    /// Address and port of the HTTPS listener.
     pub listen: SocketAddr,
     /// Names of the certificate that it makes itself.
     pub server_names: Vec<String>,

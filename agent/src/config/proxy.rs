@@ -12,13 +12,13 @@ use super::split_url;
 pub struct Proxy {
     /// Whether the proxy itself is spoken to over TLS.
     pub tls: bool,
-    /// Host.
+    /// Host name or IP address of the proxy.
     pub host: String,
-    /// Port.
+    /// TCP port of the proxy.
     pub port: u16,
     /// Roots of the proxy's certificate.
     pub ca_file: Option<PathBuf>,
-    /// Basic authentication.
+    /// User name and password for Basic authentication, if the proxy asks for any.
     pub credentials: Option<(String, SecretString)>,
     /// Hosts that are reached without it.
     pub no_proxy: Vec<NoProxy>,

@@ -4,7 +4,7 @@ use std::{fmt::Debug, sync::Arc, time::SystemTime};
 
 /// Tells the time of day.
 pub trait Clock: Debug + Send + Sync + 'static {
-    /// Now.
+    /// The current time of day, which may be wrong and may jump.
     fn now(&self) -> SystemTime;
 }
 

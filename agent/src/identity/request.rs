@@ -18,7 +18,7 @@ pub struct KeyRequest {
 }
 
 impl KeyRequest {
-    /// Makes both.
+    /// Makes a new P-256 key, and a request without a subject that is signed with it.
     pub fn new() -> Result<Self, RequestError> {
         let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?;
         let mut params = CertificateParams::default();

@@ -51,30 +51,30 @@ const LOOK: Duration = Duration::from_secs(2);
 /// Why an identity cannot be read or kept.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// The folder.
+    /// A file or folder cannot be read or written.
     #[error("{path}")]
     File {
-        /// Which file.
+        /// Path of the file or folder.
         path: PathBuf,
-        /// Why.
+        /// What the operating system reported.
         #[source]
         source: io::Error,
     },
     /// The Secret.
     #[error("Secret {name}: {problem}")]
     Secret {
-        /// Its name.
+        /// Name of the Secret, in the namespace of the agents.
         name: String,
-        /// Why.
+        /// What the apiserver answered, or what is wrong with the content.
         problem: String,
     },
     /// What is kept is not what must be there.
     #[error("{what} is missing or no text")]
     Missing {
-        /// Where.
+        /// The missing key and the Secret that lacks it.
         what: String,
     },
-    /// A time.
+    /// The stored certificate, key or dates cannot be used.
     #[error(transparent)]
     Identity(#[from] IdentityError),
 }
@@ -82,13 +82,13 @@ pub enum StoreError {
 /// Where an identity is kept.
 #[derive(Clone)]
 pub enum Store {
-    /// A folder.
+    /// A folder of the local file system.
     Directory(PathBuf),
     /// A Secret.
     Secret {
         /// Of its namespace.
         api: Box<Api<Secret>>,
-        /// Its name.
+        /// Name of the Secret.
         name: String,
     },
 }

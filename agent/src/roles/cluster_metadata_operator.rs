@@ -50,7 +50,7 @@ pub struct Facts {
     pub kube_system_uid: Option<String>,
     /// As `GET /version` says.
     pub kubernetes_version: Option<String>,
-    /// Nodes.
+    /// Number of nodes in the cluster.
     pub nodes: Option<u32>,
     /// Cores of all nodes, their capacity.
     pub cores: Option<u32>,
@@ -67,7 +67,7 @@ pub struct Facts {
 /// Tells what is known; nothing before the first look.
 pub type Known = watch::Receiver<Option<Facts>>;
 
-/// The role.
+/// Collects facts about the cluster from the apiserver, and publishes them to the other roles.
 pub struct ClusterMetadataOperator {
     client: Option<Client>,
     /// Goes before what the nodes look like.

@@ -48,7 +48,7 @@ pub struct Follow {
     pub cluster: ClusterId,
 }
 
-/// The role.
+/// Keeps the tunnels to the gateway up. What comes through them is served by other roles.
 pub struct ClusterconnectAgent {
     name: &'static str,
     tunnels: Arc<Tunnels>,

@@ -97,9 +97,9 @@ fn cluster_uid(client: Option<kube::Client>) -> ClusterUid {
     })
 }
 
-/// The role.
+/// Gets, keeps and renews the certificate of the cluster's identity.
 pub struct ClusterIdentityOperator {
-    /// The cluster.
+    /// The cluster that the certificate must name.
     pub cluster: ClusterId,
     /// Where the identity is kept.
     pub store: Store,

@@ -82,7 +82,7 @@ impl Wanted {
     }
 }
 
-/// The role.
+/// Pulls the desired state of the agents from the gateway, and publishes it to the other roles.
 pub struct ConfigAgent {
     api: AgentApi,
     wanted: Wanted,

@@ -20,7 +20,7 @@ pub const NAME: &str = "echo";
 pub const ENTRY: Entry =
     Entry { name: NAME, module: module_path!(), runs_in: Deployment::ALL, build: |_| Ok(Some(Arc::new(Echo))) };
 
-/// The role.
+/// Answers each stream with status 200 and the bytes that it receives. Holds no state.
 pub struct Echo;
 
 impl Role for Echo {

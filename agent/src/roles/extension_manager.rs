@@ -151,11 +151,11 @@ pub enum SetupError {
 pub struct Engine {
     /// To the apiserver; its default namespace is the agents'.
     pub client: Client,
-    /// This cluster.
+    /// The cluster that this agent serves.
     pub cluster: ClusterId,
     /// How helm reaches the apiserver.
     pub access: Cluster,
-    /// The settings.
+    /// The table `[extensions]` of the agent's configuration.
     pub settings: config::Extensions,
     /// The distribution, where an operator named it.
     pub distribution: Option<String>,
@@ -167,7 +167,7 @@ pub struct Engine {
     pub grace: Duration,
 }
 
-/// The role.
+/// Makes the cluster's Helm releases match what the gateway wants; `G` is the gateway's side.
 pub struct ExtensionManager<G> {
     engine: Engine,
     pinned: Pinned,

@@ -52,7 +52,7 @@ pub struct RoleHealth {
     pub warnings: Vec<String>,
 }
 
-/// The board.
+/// The state of every role in this process. Clones share it.
 #[derive(Debug, Clone)]
 pub struct Health {
     roles: Arc<Mutex<BTreeMap<&'static str, RoleHealth>>>,
@@ -129,7 +129,7 @@ pub struct Reporter {
 }
 
 impl Reporter {
-    /// It begins.
+    /// The role has started, and has not done its work yet.
     pub fn starting(&self) {
         self.board.set(self.role, State::Starting, "Starting", "");
     }

@@ -72,7 +72,7 @@ const BACKLOG: u32 = 1024;
 /// After a failed accept, such as without free files.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
 
-/// The role.
+/// The HTTPS listener that gives out tokens of the cluster's identity inside the cluster.
 pub struct IdentityTokens {
     listener: TcpListener,
     acceptor: TlsAcceptor,

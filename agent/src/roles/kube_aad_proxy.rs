@@ -66,15 +66,15 @@ const ANSWER_DEADLINE_MAX: Duration = Duration::from_secs(3600);
 pub struct Refusal {
     /// The stage that refused.
     pub stage: &'static str,
-    /// HTTP status.
+    /// HTTP status code of the answer.
     pub code: StatusCode,
-    /// Kubernetes reason.
+    /// Reason in the Kubernetes `Status`, such as `Forbidden`.
     pub reason: &'static str,
     /// For the caller.
     pub message: String,
     /// For the log; never a token.
     pub detail: Option<String>,
-    /// Seconds.
+    /// Seconds after which the caller may retry; absent if that would not help.
     pub retry_after: Option<u32>,
 }
 
@@ -124,7 +124,7 @@ impl Refusal {
     }
 }
 
-/// The role.
+/// Serves users' requests to the apiserver. Its sessions are shared with the role `refresh`.
 pub struct KubeAadProxy {
     authenticator: Arc<Authenticator>,
     authorizer: Arc<Authorizer>,

@@ -29,7 +29,7 @@ pub enum KubernetesError {
     /// A file or an address.
     #[error("{what}: {problem}")]
     Setting {
-        /// Which.
+        /// The file, URL or connection that cannot be used.
         what: String,
         /// What is wrong with it.
         problem: String,

@@ -176,7 +176,7 @@ impl Write for LogBuffer {
     }
 }
 
-/// The role.
+/// Sends the buffered log lines of this process to the gateway.
 pub struct LogCollector {
     api: AgentApi,
     buffer: LogBuffer,

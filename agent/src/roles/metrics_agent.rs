@@ -47,7 +47,7 @@ const AGAIN: BackoffPolicy = BackoffPolicy {
     steady_after: PERIOD,
 };
 
-/// The role.
+/// Pushes the metrics of this process to the gateway. Without a recorder there is nothing to push.
 pub struct MetricsAgent {
     api: AgentApi,
     recorder: Option<PrometheusHandle>,

@@ -33,7 +33,7 @@ pub const ENTRY: Entry = Entry {
     },
 };
 
-/// The role.
+/// Extends a principal's open sessions with a newer token of the same sign-in.
 pub struct Refresh {
     authenticator: Arc<Authenticator>,
     sessions: Arc<Sessions>,

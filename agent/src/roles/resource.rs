@@ -35,7 +35,7 @@ pub struct Shown<'a> {
     pub facts: &'a Facts,
     /// How the roles fare.
     pub health: &'a Health,
-    /// The certificate.
+    /// Holds the certificate in use, whose dates are shown.
     pub identities: &'a Identities,
     /// When the gateway last took a heartbeat, by its clock.
     pub last_connectivity: Option<String>,

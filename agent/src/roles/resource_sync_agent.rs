@@ -78,9 +78,9 @@ const AGAIN: BackoffPolicy = BackoffPolicy {
     steady_after: Duration::from_secs(60),
 };
 
-/// The role.
+/// Sends heartbeats to the gateway, and keeps the custom resource up to date.
 pub struct ResourceSyncAgent {
-    /// The cluster.
+    /// The cluster that this agent serves.
     pub cluster: ClusterId,
     /// To the gateway.
     pub api: AgentApi,
@@ -92,7 +92,7 @@ pub struct ResourceSyncAgent {
     pub health: Health,
     /// How this one does.
     pub reporter: Reporter,
-    /// The certificate.
+    /// Holds the certificate in use; a heartbeat's answer can ask for its renewal.
     pub identities: Identities,
     /// What is wanted of the agents.
     pub desired: watch::Receiver<Option<Desired>>,
@@ -134,7 +134,7 @@ impl Role for ResourceSyncAgent {
 }
 
 impl ResourceSyncAgent {
-    /// Heartbeats.
+    /// Sends a heartbeat on each change, and otherwise at the interval that the gateway gives. Never returns.
     async fn tell(&self) {
         let mut known = self.known.clone();
         let _ = tokio::time::timeout(FIRST_LOOK, known.wait_for(Option::is_some)).await;

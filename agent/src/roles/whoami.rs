@@ -32,7 +32,7 @@ pub const ENTRY: Entry = Entry {
     },
 };
 
-/// The role.
+/// Judges the caller's token as the proxy does, and answers with the result as JSON.
 pub struct Whoami {
     authenticator: Arc<Authenticator>,
     names: Names,

@@ -46,11 +46,11 @@ pub const AGAIN: BackoffPolicy = BackoffPolicy {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("the gateway answers {status} {code}: {message}")]
 pub struct Refused {
-    /// HTTP status.
+    /// HTTP status code of the answer.
     pub status: u16,
     /// As in `types::agent_api::codes`; empty if it said none.
     pub code: String,
-    /// For people.
+    /// The gateway's explanation, meant for a person.
     pub message: String,
     /// When to ask again.
     pub retry_after: Option<Duration>,

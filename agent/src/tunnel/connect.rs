@@ -42,7 +42,7 @@ const STEP_DEADLINE: Duration = Duration::from_secs(5);
 #[derive(Debug, Clone, thiserror::Error)]
 #[error("{carrier}: {reason}")]
 pub struct ConnectError {
-    /// The carrier.
+    /// The carrier that was tried.
     pub carrier: CarrierKind,
     /// Which hop failed, and how.
     pub reason: String,
@@ -145,7 +145,7 @@ pub enum SetupError {
     /// A certificate or key file.
     #[error(transparent)]
     Load(#[from] certs::LoadError),
-    /// TLS settings.
+    /// The TLS settings cannot be built from the certificates and roots.
     #[error(transparent)]
     Tls(#[from] certs::tls::TlsError),
     /// A name that no certificate can have.
@@ -159,7 +159,7 @@ pub enum SetupError {
 /// Why there is no TCP connection.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenTcpError {
-    /// The settings.
+    /// The agent's own settings or certificate cannot be used, so nothing was dialled.
     #[error(transparent)]
     Setup(#[from] SetupError),
     /// The network or the proxy.

@@ -39,13 +39,13 @@ pub struct Forward {
 }
 
 impl Forward {
-    /// Binds.
+    /// Binds the listener; the connector opens a TCP connection to the gateway for each that is accepted.
     pub async fn bind(address: SocketAddr, connector: Arc<Connector>) -> std::io::Result<Self> {
         let peers = Peers::new(CONNECTIONS_MAX, CONNECTIONS_PER_PEER);
         Ok(Self { listener: TcpListener::bind(address).await?, connector, peers })
     }
 
-    /// Where.
+    /// The bound address, with the real port if the setting says 0.
     pub fn address(&self) -> std::io::Result<SocketAddr> {
         self.listener.local_addr()
     }

@@ -20,7 +20,7 @@ const SILENT_FOR: Duration = Duration::from_secs(12);
 /// What to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
-    /// Stay.
+    /// Keep the tunnel.
     Stay,
     /// Nothing is heard: dial another tunnel, and leave this one then.
     Silent,

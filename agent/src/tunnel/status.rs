@@ -89,7 +89,7 @@ impl StatusBoard {
         self.changed.subscribe()
     }
 
-    /// Something failed.
+    /// Stores the last error with the current time, and wakes the receivers of `changes`.
     pub fn failed(&self, why: &str) {
         self.state().last_error = Some((why.to_owned(), SystemTime::now()));
         self.changed.send_replace(());

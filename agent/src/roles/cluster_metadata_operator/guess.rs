@@ -40,7 +40,7 @@ pub(super) struct Seen {
     millicores: Option<u64>,
 }
 
-/// What follows.
+/// What the labels, annotations and providers of the nodes suggest about the cluster.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Guess {
     pub distribution: String,

@@ -9,7 +9,7 @@ use crate::config;
 
 /// In a chart's values.
 pub const GLOBAL: &str = "global";
-/// Below it.
+/// Key below [`GLOBAL`] that holds what a chart is told about the agents.
 pub const NAME: &str = "towline";
 
 /// What a chart is told; none where the agents are no pods of this cluster.

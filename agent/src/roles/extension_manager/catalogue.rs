@@ -37,7 +37,7 @@ const KEPT_BYTES: usize = 48 * 1024 * 1024;
 pub struct Pinned {
     /// Keys that may sign the catalogue until an accepted index names others.
     pub keys: Vec<PublicKey>,
-    /// The catalogue.
+    /// The only catalogue whose index is accepted; absent if the operator pinned none.
     pub catalogue: Option<CatalogueId>,
 }
 
@@ -52,7 +52,7 @@ struct Kept {
 /// The index in use.
 #[derive(Debug, Clone, Default)]
 pub struct Known {
-    /// The index.
+    /// The last index that was verified; absent before the first one.
     pub verified: Option<Arc<Verified>>,
     /// Why the last one that came is not used, or why none came.
     pub problem: Option<Problem>,

@@ -66,7 +66,7 @@ pub struct Converge<'a, G> {
     pub catalogue: &'a Catalogue<'a, G>,
     /// Why protected settings are not here.
     pub follow: &'a Follow<'a, G, Extensions>,
-    /// The program.
+    /// Runs Helm, one command at a time.
     pub helm: &'a Helm,
     /// What the operator of the cluster allows.
     pub settings: &'a config::Extensions,

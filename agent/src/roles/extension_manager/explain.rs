@@ -40,11 +40,11 @@ pub struct Finding {
 
 /// What is looked at.
 pub struct Look<'a> {
-    /// The client.
+    /// Reads the release's objects and their events from the apiserver.
     pub client: &'a Client,
     /// The release's namespace.
     pub namespace: &'a str,
-    /// Its name.
+    /// Name of the Helm release.
     pub release: &'a str,
     /// What was made before this is of no hook of this run, RFC 3339.
     pub since: &'a str,

@@ -39,7 +39,7 @@ pub enum HelmError {
     /// It is not there, or not a program.
     #[error("{} cannot be run ({source}); use the image of the extension manager, or set helm in [extensions]", .program.display())]
     Missing {
-        /// The program.
+        /// The path that was tried.
         program: PathBuf,
         /// What the system said.
         source: std::io::Error,
@@ -66,13 +66,13 @@ pub enum HelmError {
 /// Whose rights helm has.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Acting {
-    /// Ours.
+    /// The agent's own.
     Self_,
     /// Those of a service account.
     ServiceAccount {
-        /// Its namespace.
+        /// Namespace of the service account.
         namespace: String,
-        /// Its name.
+        /// Name of the service account.
         name: String,
     },
 }
@@ -94,11 +94,11 @@ impl Acting {
 /// A release, and who acts on it.
 #[derive(Debug, Clone)]
 pub struct On<'a> {
-    /// Its name.
+    /// Name of the Helm release.
     pub release: &'a str,
-    /// Its namespace.
+    /// Namespace that Helm keeps the release in.
     pub namespace: &'a str,
-    /// Who acts.
+    /// Whose rights Helm uses at the apiserver.
     pub acting: &'a Acting,
 }
 
@@ -106,7 +106,7 @@ pub struct On<'a> {
 pub struct Install<'a> {
     /// The chart's archive.
     pub chart: &'a [u8],
-    /// Its values.
+    /// The chart's values, as one JSON object.
     pub values: &'a Value,
     /// Labels of the release.
     pub labels: &'a [(&'static str, String)],

@@ -34,7 +34,7 @@ pub struct Properties {
     pub release_train: Option<String>,
     /// This version and no other.
     pub version: Option<String>,
-    /// Where to.
+    /// Scope that the user asks for; absent for the default scope of the type.
     pub scope: Option<Scopes>,
     /// By dotted key.
     pub configuration_settings: Option<BTreeMap<String, Option<String>>>,
@@ -42,7 +42,7 @@ pub struct Properties {
     pub reconcile: Option<String>,
 }
 
-/// Where to.
+/// Scope as the user gives it. Both members together are refused.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Scopes {
@@ -107,7 +107,7 @@ impl Properties {
 pub struct Facts {
     /// As the apiserver says.
     pub kubernetes: Option<String>,
-    /// The distribution.
+    /// Kubernetes distribution, such as `k3s`; absent if it is not known.
     pub distribution: Option<String>,
     /// Of its nodes.
     pub platforms: Vec<String>,
@@ -117,9 +117,9 @@ pub struct Facts {
 
 /// What a decision is made by, beside the extension.
 pub struct Circumstances<'a> {
-    /// The catalogue.
+    /// The verified index of the catalogue.
     pub index: &'a Index,
-    /// The cluster.
+    /// What is known about the cluster.
     pub facts: &'a Facts,
     /// Extensions that are there.
     pub others: &'a [Extension],
@@ -136,9 +136,9 @@ pub struct Target {
     pub extension_type: String,
     /// The release's namespace.
     pub namespace: String,
-    /// Which scope.
+    /// Whether the type is installed for the whole cluster or for one namespace.
     pub scope: Scope,
-    /// Which chart.
+    /// The version in the catalogue that was chosen, and its chart.
     pub offered: Offered,
     /// Settings that are not protected, those of the operator among them.
     pub settings: BTreeMap<String, String>,
@@ -208,7 +208,7 @@ impl Target {
 /// Where an extension of a type goes.
 ///
 /// # Errors
-/// Why nowhere.
+/// The scope is contradictory, not supported by the type, or names no namespace.
 pub fn place(kind: &ExtensionType, properties: &Properties) -> Result<(Scope, String), Problem> {
     let supported = &kind.supported_scopes;
     let wanted = properties.scope.as_ref();
@@ -242,7 +242,7 @@ pub fn place(kind: &ExtensionType, properties: &Properties) -> Result<(Scope, St
 /// Whether anything may be installed in a namespace.
 ///
 /// # Errors
-/// Why not.
+/// The namespace belongs to the agents or to Kubernetes, or is no valid name.
 pub fn judge_namespace(namespace: &str, own: &str) -> Result<(), Problem> {
     let Some(why) = namespace::refusal(namespace, own) else { return Ok(()) };
     Err(Problem::stays("NamespaceNotAllowed", format!("the namespace {namespace:?} {why}; choose another one")))

@@ -30,7 +30,7 @@ pub enum Stage {
     Deployed,
     /// Another one followed.
     Superseded,
-    /// It failed.
+    /// Its installation, upgrade or rollback failed.
     Failed,
     /// helm works at it, or was killed while it did.
     Pending,
@@ -59,9 +59,9 @@ impl Stage {
 /// A revision of a release.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Revision {
-    /// Its number.
+    /// Helm's number of the revision; the newest has the largest.
     pub number: u64,
-    /// Its state.
+    /// The state in Helm's label `status`.
     pub stage: Stage,
     /// What it was made of, if we made it.
     pub fingerprint: Option<String>,
@@ -71,10 +71,10 @@ pub struct Revision {
     pub begun: Option<SystemTime>,
 }
 
-/// A release.
+/// A Helm release, put together from the Secrets of its revisions.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Release {
-    /// Its namespace.
+    /// Namespace of the Secrets that hold the release.
     pub namespace: String,
     /// The extension that it is of; none: it is not ours.
     pub owner: Option<String>,
@@ -160,7 +160,7 @@ pub async fn list(client: &Client, namespace: Option<&str>, labels: &str) -> Res
     Ok(gather(all.into_iter()))
 }
 
-/// One release.
+/// Reads one release from the apiserver; `None` if it has no revision.
 ///
 /// # Errors
 /// What the apiserver says.

@@ -10,7 +10,7 @@ use ssh_key::{
     public::Ed25519PublicKey,
 };
 
-/// A key.
+/// An SSH key pair. Its `Debug` output shows the public half only.
 #[derive(Clone, PartialEq, Eq)]
 pub struct KeyPair {
     /// As OpenSSH keeps it.

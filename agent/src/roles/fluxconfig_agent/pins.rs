@@ -36,7 +36,7 @@ fn not(what: String, key: &str, allowed: &[String]) -> Result<(), Problem> {
 /// Whether a configuration may have these rights there.
 ///
 /// # Errors
-/// Why not.
+/// The scope or the namespace is not allowed; the problem names the setting if one says so.
 pub fn judge_place(gitops: &Gitops, scope: Scope, namespace: &str, own: &str) -> Result<(), Problem> {
     judge_namespace(namespace, scope, own)?;
     if let Some(allowed) = &gitops.allowed_scopes
@@ -55,7 +55,7 @@ pub fn judge_place(gitops: &Gitops, scope: Scope, namespace: &str, own: &str) ->
 /// Whether a configuration may pull from there.
 ///
 /// # Errors
-/// Why not.
+/// The repository is not in `allowed_repositories`, or `source` fails.
 pub fn judge_source(gitops: &Gitops, source: impl FnOnce() -> Result<String, Problem>) -> Result<(), Problem> {
     if let Some(allowed) = &gitops.allowed_repositories {
         let url = source()?;
@@ -69,7 +69,7 @@ pub fn judge_source(gitops: &Gitops, source: impl FnOnce() -> Result<String, Pro
 /// Whether configurations can be in a namespace, whatever the owner of the cluster allows.
 ///
 /// # Errors
-/// Why not.
+/// The namespace belongs to the agents, to Kubernetes or to Flux's controllers, or is no valid name.
 pub fn judge_namespace(namespace: &str, scope: Scope, own: &str) -> Result<(), Problem> {
     match namespace::refusal(namespace, own) {
         Some(why) => Err(Problem::stays(NOT_ALLOWED, format!("the namespace {namespace:?} {why}; choose another one"))),

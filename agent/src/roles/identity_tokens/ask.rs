@@ -28,7 +28,7 @@ pub struct Caller {
     pub user: String,
     /// Its UID.
     pub uid: Option<String>,
-    /// Its groups.
+    /// Groups of the service account, as the apiserver reports them.
     pub groups: Vec<String>,
     /// What else a token says, such as its pod.
     pub extra: BTreeMap<String, Vec<String>>,

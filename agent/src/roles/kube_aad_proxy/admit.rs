@@ -56,7 +56,7 @@ const REMOVED_PREFIXES: [&str; 8] =
 /// A request that may go on to authentication. What it holds names nobody.
 #[derive(Debug)]
 pub struct Admitted {
-    /// The method.
+    /// HTTP method of the client's request.
     pub method: Method,
     /// Path and query, byte for byte as received.
     pub target: Target,

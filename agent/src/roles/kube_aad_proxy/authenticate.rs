@@ -15,7 +15,7 @@ use super::{
 /// The stage's name in logs, metrics and refusals.
 pub const STAGE: &str = "authenticate";
 
-/// Judges credentials.
+/// Verifies tokens against the configured issuers, for the audience of one cluster.
 pub struct Authenticator {
     verifier: Arc<Verifier>,
     cluster: ClusterId,
@@ -48,7 +48,7 @@ impl Authenticator {
         self.verifier.keep_fresh().await;
     }
 
-    /// The cluster.
+    /// The cluster that this agent serves.
     pub fn cluster(&self) -> &ClusterId {
         &self.cluster
     }

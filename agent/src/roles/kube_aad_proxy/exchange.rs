@@ -42,7 +42,7 @@ const SWITCH_DEADLINE: Duration = Duration::from_secs(10);
 pub struct Exchange<'a> {
     /// The cluster's apiserver.
     pub apiserver: &'a Apiserver,
-    /// The request.
+    /// Method, target and headers as the apiserver receives them.
     pub head: UpstreamHead,
     /// Its declared length.
     pub content_length: Option<u64>,
@@ -127,7 +127,7 @@ impl End {
 
 /// A refusal instead of an answer, with the half to say it on.
 pub struct Refused {
-    /// The half.
+    /// The half of the stream on which the refusal goes back to the gateway.
     pub send: SendStream,
     /// What to say.
     pub refusal: Refusal,
@@ -320,7 +320,7 @@ impl Answering {
 
 /// What waiting for the apiserver came to.
 pub enum Waited<T> {
-    /// It answered.
+    /// The apiserver answered in time.
     Answer(T),
     /// It did not, or may not any more.
     Refused(Refusal),

@@ -194,17 +194,17 @@ impl Subject {
         &self.user
     }
 
-    /// The uid.
+    /// Value of `Impersonate-Uid`; absent if the token, or the client's own request to impersonate, gives none.
     pub fn uid(&self) -> Option<&str> {
         self.uid.as_deref()
     }
 
-    /// The groups.
+    /// Values of `Impersonate-Group`, including the groups that carry verbs in the cluster.
     pub fn groups(&self) -> &[String] {
         &self.groups
     }
 
-    /// The extra.
+    /// Values of `Impersonate-Extra-*`, by key.
     pub fn extra(&self) -> &BTreeMap<String, Vec<String>> {
         &self.extra
     }
@@ -217,7 +217,7 @@ pub enum Principal {
     Impersonated(Subject),
     /// A token that the agent cannot judge (docs/features.md A6): the apiserver does, also what it asks to impersonate.
     PassThrough {
-        /// The token.
+        /// The service-account token, which goes to the apiserver unchanged.
         token: SecretString,
         /// `--as` of that service account.
         asked: Option<Asked>,
@@ -299,7 +299,7 @@ impl UpstreamHead {
         Self { method: Method::POST, target, headers, upgrade: false, own_credential: true }
     }
 
-    /// The method.
+    /// The client's method, or POST for an access review.
     pub fn method(&self) -> &Method {
         &self.method
     }

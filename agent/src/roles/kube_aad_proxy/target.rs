@@ -38,7 +38,7 @@ impl Target {
         fine.then(|| Self::Long(Box::new(LongTarget { bytes, path })))
     }
 
-    /// The path.
+    /// Path without the query, as received.
     pub fn path(&self) -> &str {
         match self {
             Self::Plain(target) => target.path(),
@@ -46,7 +46,7 @@ impl Target {
         }
     }
 
-    /// The query.
+    /// Query without the `?`; `None` if the target has no query.
     pub fn query(&self) -> Option<&str> {
         match self {
             Self::Plain(target) => target.query(),

@@ -10,7 +10,7 @@ use crate::tunnel::api::{AgentApi, ApiError};
 /// Room for one object that is larger than a page, and for what JSON adds.
 const PAGE_BYTES: usize = 2 * OBJECTS_BYTES;
 
-/// An exchange.
+/// The future of one exchange with the gateway.
 pub type Asked<'a, T> = BoxFuture<'a, Result<T, ApiError>>;
 
 /// The gateway's side of objects. The agent's is [`AgentApi`]; tests have others.

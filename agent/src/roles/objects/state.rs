@@ -50,7 +50,7 @@ pub struct Wanted {
     /// The first generation of this object, where another one of this name was before it: that one is taken down first.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub since: Option<i64>,
-    /// Its properties.
+    /// The object's spec from the gateway, without protected settings; an empty object if there is no spec.
     pub properties: Value,
 }
 
@@ -235,13 +235,13 @@ impl Phase {
 /// Something that happened.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Happened<'a> {
-    /// In what.
+    /// What the agent was doing to the object.
     pub phase: Phase,
     /// Whether somebody should look.
     pub warning: bool,
     /// A word for programs.
     pub reason: &'a str,
-    /// For people.
+    /// A sentence for a person.
     pub message: &'a str,
     /// The Kubernetes object that it is about.
     pub object: Option<&'a str>,

@@ -39,7 +39,7 @@ pub enum AccessError {
     /// A file cannot be used.
     #[error("{path}: {problem}")]
     File {
-        /// The file.
+        /// Path of the file, as configured or as Kubernetes mounts it.
         path: PathBuf,
         /// What is wrong with it.
         problem: String,
@@ -47,7 +47,7 @@ pub enum AccessError {
     /// A kubeconfig cannot be used.
     #[error("kubeconfig {path}: {problem}")]
     Kubeconfig {
-        /// The file.
+        /// Path of the kubeconfig.
         path: PathBuf,
         /// What is wrong with it.
         problem: String,
@@ -211,7 +211,7 @@ impl Access {
         &self.host
     }
 
-    /// Port.
+    /// TCP port of the apiserver.
     pub fn port(&self) -> u16 {
         self.port
     }

@@ -40,7 +40,7 @@ impl Outgoing {
         Self(Source::Empty)
     }
 
-    /// These bytes.
+    /// A body that is complete in memory, so that its length is known.
     pub fn whole(bytes: Bytes) -> Self {
         Self(Source::Whole(bytes))
     }

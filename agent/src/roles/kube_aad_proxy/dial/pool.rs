@@ -124,7 +124,7 @@ pub(super) type Driver = Pin<Box<dyn Future<Output = ()> + Send>>;
 /// Where a connection of HTTP/1.1 waits for another request.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum List {
-    /// For any.
+    /// Usable for any answer but one that comes in small, slow writes.
     Any,
     /// For brief answers.
     Brief,

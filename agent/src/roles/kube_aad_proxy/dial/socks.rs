@@ -21,7 +21,7 @@ const IPV6: u8 = 4;
 pub struct Socks5 {
     /// Its name or address.
     pub host: String,
-    /// Its port.
+    /// TCP port of the proxy.
     pub port: u16,
     /// User name and password.
     pub credentials: Option<(String, SecretString)>,

@@ -22,11 +22,11 @@ const MANY: usize = 4;
 /// whose tokens the agent passes on, so that the apiserver decides by itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
-    /// A node.
+    /// The user name is that of a node, `system:node:<name>`.
     Node,
     /// A service account.
     Account,
-    /// Anybody else.
+    /// The user name is that of neither a node nor a service account.
     User,
 }
 
