@@ -32,7 +32,7 @@ struct Admin {
 
 type Shared = State<Arc<Admin>>;
 
-/// The routes.
+/// Routes of the admin listener: health, metrics, log level, drain, reload, sessions, tunnels and agents.
 pub fn router(core: Arc<Core>, reloader: Arc<Reloader>, log_level: Option<LogLevel>, address: SocketAddr) -> Router {
     let loopback = address.ip().is_loopback();
     Router::new()

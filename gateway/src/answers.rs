@@ -28,7 +28,7 @@ pub enum Body {
 }
 
 impl Body {
-    /// No bytes.
+    /// A complete body without any bytes.
     pub fn empty() -> Self {
         Self::Full(Full::default())
     }

@@ -10,7 +10,7 @@ use crate::{
     store::StoreError,
 };
 
-/// A refusal.
+/// A refused call of an API: the answer for the client, and details for the log.
 #[derive(Debug)]
 pub struct ApiError {
     /// HTTP's word for it.

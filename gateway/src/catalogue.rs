@@ -48,22 +48,22 @@ pub enum CatalogueError {
     Read {
         /// Which file or folder.
         path: PathBuf,
-        /// Why not.
+        /// What the operating system reported.
         #[source]
         source: io::Error,
     },
     /// A file is too large.
     #[error("{path} has more than {most} bytes")]
     TooLarge {
-        /// Which file.
+        /// Path of the file.
         path: PathBuf,
-        /// Its bound.
+        /// The largest accepted size, in bytes.
         most: usize,
     },
     /// The index is not well-formed.
     #[error("{path} is not a catalogue's index")]
     Index {
-        /// Which file.
+        /// Path of the index.
         path: PathBuf,
         /// What is wrong with it.
         #[source]
@@ -72,7 +72,7 @@ pub enum CatalogueError {
     /// The file of signatures is not well-formed.
     #[error("{path} holds no signatures of a catalogue")]
     Signatures {
-        /// Which file.
+        /// Path of the file of signatures.
         path: PathBuf,
         /// What is wrong with it.
         #[source]
@@ -95,7 +95,7 @@ pub enum ChartError {
     /// Its file cannot be read, or is another one than the index says.
     #[error("{path}, a chart of the catalogue, {reason}")]
     File {
-        /// Which file.
+        /// Path of the chart's archive.
         path: PathBuf,
         /// What is wrong with it.
         reason: String,

@@ -20,7 +20,7 @@ pub const REACH: &str = "Microsoft.Kubernetes/connectedClusters/listClusterUserC
 /// A registered cluster.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Cluster {
-    /// Its id.
+    /// ARM id of the connected cluster.
     pub id: ClusterId,
     /// Its key, made of the id.
     pub key: ClusterKey,

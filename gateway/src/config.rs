@@ -75,14 +75,14 @@ pub const SERVER_NAME_SUFFIX: &str = "clusters.towline.internal";
 pub struct TlsFiles {
     /// Chain, own certificate first.
     pub certificate_file: PathBuf,
-    /// Private key.
+    /// Private key of the first certificate in the chain.
     pub key_file: PathBuf,
 }
 
 /// Where audit records go.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum AuditTo {
-    /// Standard output.
+    /// Standard output of the gateway.
     Stdout,
     /// Appended to a file.
     File(PathBuf),
@@ -155,9 +155,9 @@ impl Default for Limits {
 /// What a reload replaces, and a later store will deliver.
 #[derive(Debug, Clone, Default)]
 pub struct Dynamic {
-    /// Token issuers.
+    /// Issuers whose tokens are accepted.
     pub issuers: Vec<RawIssuer>,
-    /// Registered clusters.
+    /// Clusters that the configuration registers, by ARM id.
     pub clusters: Vec<ClusterId>,
     /// Who may reach what.
     pub grants: Vec<Grant>,
@@ -170,7 +170,7 @@ pub struct Dynamic {
 /// A right to reach clusters.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Grant {
-    /// Where.
+    /// The cluster that may be reached, or all.
     pub cluster: GrantScope,
     /// User names with their issuer's prefix.
     pub users: BTreeSet<String>,

@@ -27,7 +27,7 @@ pub enum Status {
     Connecting,
     /// Seen less than 15 minutes ago.
     Connected,
-    /// Not.
+    /// Not seen for 15 minutes or longer.
     Offline,
     /// The certificate of its identity has ended: it cannot come back before it is connected anew (C4).
     Expired,

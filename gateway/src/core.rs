@@ -25,9 +25,9 @@ use crate::{
 pub struct Core {
     /// Clusters, issuers, grants of now.
     pub snapshots: Arc<Snapshots>,
-    /// Open sessions.
+    /// Open sessions of users, to list and to end them.
     pub sessions: Arc<Sessions>,
-    /// Live tunnels.
+    /// Live tunnels, by cluster.
     pub tunnels: Arc<Registry>,
     /// Metrics and log lines that agents pushed.
     pub told: Told,
@@ -57,7 +57,7 @@ pub struct Core {
     pub issuer: ArcSwapOption<Issuer>,
     /// All tasks but the audit writer.
     pub tasks: TaskGroup,
-    /// The phases.
+    /// The phase of the process: ready, draining or closed.
     pub shutdown: Shutdown,
     /// Certificates and trust.
     pub trust: Arc<Trust>,

@@ -77,7 +77,7 @@ impl Index {
 /// What is at exactly one scope, and what that takes of the document of each cluster there and below.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Held {
-    /// Assignments.
+    /// Number of role assignments.
     pub assignments: usize,
     /// Bytes of those that say something about calls to a cluster, and of the custom roles that they name.
     pub bytes: usize,
@@ -154,7 +154,7 @@ pub struct Definition {
 pub struct Assigned {
     /// To whom: two where it may be a user or a group.
     pub principals: Box<[Arc<str>]>,
-    /// Where.
+    /// The scope at which it is made. It also holds everywhere below.
     pub scope: Scope,
     /// The GUID of the role.
     pub role: String,

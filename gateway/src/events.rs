@@ -30,7 +30,7 @@ const OF_ONE_CALLER: u32 = 16;
 pub struct Notices {
     newest: watch::Sender<i64>,
     ended: watch::Sender<bool>,
-    /// Who listens.
+    /// Open event streams, counted by caller.
     pub listeners: Listeners,
 }
 

@@ -26,14 +26,14 @@ pub enum FileError {
         what: &'static str,
         /// On which file.
         path: PathBuf,
-        /// Why not.
+        /// What the operating system reported.
         #[source]
         source: io::Error,
     },
     /// The file is not what it should be. Says nothing of its content: it holds secrets.
     #[error("{path} is not readable as the issuer's state: {reason}")]
     Content {
-        /// Which file.
+        /// Path of the file.
         path: PathBuf,
         /// What is wrong, without any of the content.
         reason: String,

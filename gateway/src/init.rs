@@ -52,13 +52,13 @@ pub struct Plan {
 /// Why nothing was made.
 #[derive(Debug, thiserror::Error)]
 pub enum InitError {
-    /// The address.
+    /// `--url` is not a usable address.
     #[error("--url {0:?} must be https://<host>[:<port>], as users and agents will write it")]
     Url(String),
     /// There is one already.
     #[error("{} is there already: it is a gateway's, and stays as it is; choose another --directory", .0.display())]
     Exists(PathBuf),
-    /// Certificates.
+    /// The certificate authority cannot be made, or cannot issue a certificate.
     #[error("the certificate authority")]
     Authority(#[from] AuthorityError),
     /// Files of certificates.
@@ -67,10 +67,10 @@ pub enum InitError {
     /// The certificate or key of `--certificate` and `--key`.
     #[error("--certificate and --key cannot be used: {0}")]
     Given(String),
-    /// Files.
+    /// A file or folder cannot be read or written.
     #[error(transparent)]
     File(#[from] FileError),
-    /// The owner.
+    /// The service principal of the owner cannot be made.
     #[error("the owner")]
     Principals(#[from] PrincipalsError),
     /// The key that tokens are signed with.

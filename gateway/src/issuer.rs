@@ -79,7 +79,7 @@ pub struct IssuerSettings {
     /// `iss`, the address below which discovery is read, without a slash at the end:
     /// `https://gateway.example.org/.towline/issuer`.
     pub url: String,
-    /// Its folder.
+    /// The folder of its keys, users, service principals and refresh tokens.
     pub state: PathBuf,
     /// How long a token lives, and the longest that a request may ask for.
     pub ttl: Duration,
@@ -301,7 +301,7 @@ impl Issuer {
         (self.users.current(), self.principals.current())
     }
 
-    /// Its settings.
+    /// The settings that the issuer was opened with.
     pub fn settings(&self) -> &IssuerSettings {
         &self.settings
     }

@@ -36,7 +36,7 @@ pub enum LostError {
     /// The new key.
     #[error("the new key")]
     Keys(#[from] KeysError),
-    /// The store.
+    /// The store cannot be opened or changed.
     #[error("the store")]
     Store(#[from] StoreError),
 }

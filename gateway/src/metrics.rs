@@ -57,7 +57,7 @@ pub enum Enrolled {
 pub struct Metrics {
     recorder: PrometheusRecorder,
     handle: PrometheusHandle,
-    /// User connections.
+    /// User connections that are open.
     pub connections: std::sync::Arc<Open>,
     /// User requests from head to the last byte.
     pub requests: std::sync::Arc<Open>,

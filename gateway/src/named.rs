@@ -29,7 +29,7 @@ const KEY_FILE: &str = "names.key";
 /// Why there is no certificate for clusters' server names.
 #[derive(Debug, thiserror::Error)]
 pub enum NamedError {
-    /// Issuing.
+    /// The authority cannot issue the certificate.
     #[error("the certificate of clusters' server names")]
     Authority(#[from] AuthorityError),
     /// The authority's file.

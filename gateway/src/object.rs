@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 
 use crate::random;
 
-/// The member.
+/// Name of the member of a stored body that holds an [`Object`].
 const MEMBER: &str = "object";
 
 /// What is kept.

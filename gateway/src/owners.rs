@@ -54,7 +54,7 @@ pub struct SignedIn<'a> {
     pub caller: &'a [String],
     /// The object id of an account that goes away.
     pub gone: Option<&'a str>,
-    /// When.
+    /// The instant for which validity and expiry are judged.
     pub now: SystemTime,
 }
 
@@ -136,21 +136,21 @@ pub enum OwnersError {
          (`towline role assignment create`), or make another owner with `towline-gateway recover-owner`"
     )]
     Last {
-        /// Who.
+        /// Name of the account that was to go.
         name: String,
-        /// Whose.
+        /// Display name of the subscription.
         subscription: String,
     },
     /// The gateway has never run.
     #[error("the store has no subscription yet: start the gateway once")]
     NotStarted,
-    /// Accounts.
+    /// The service principals of the built-in issuer cannot be read or changed.
     #[error("the service principals")]
     Principals(#[from] PrincipalsError),
-    /// Their file.
+    /// The users' file of the built-in issuer cannot be read.
     #[error("the accounts of the built-in issuer")]
     File(#[from] crate::files::FileError),
-    /// The store.
+    /// The store cannot be read or changed.
     #[error("the store")]
     Store(#[from] StoreError),
     /// No random bytes.

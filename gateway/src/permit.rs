@@ -16,12 +16,12 @@ pub struct Permit {
 pub struct Denial(pub DenialReason);
 
 impl Permit {
-    /// Whose.
+    /// Who may send the request.
     pub fn principal(&self) -> &Principal {
         &self.principal
     }
 
-    /// To what.
+    /// The cluster that the permit is for.
     pub fn cluster(&self) -> &ClusterRef {
         &self.cluster
     }

@@ -23,9 +23,9 @@ const SHARES_OF_NETWORK: u32 = 2;
 /// How many places are taken: in all, by address and by network.
 #[derive(Default)]
 pub struct Counts {
-    /// In all.
+    /// Places taken by all addresses together.
     pub all: AtomicU32,
-    /// By address.
+    /// Places taken by each address.
     pub by_address: DashMap<IpAddr, u32>,
     /// By network (/24, /48).
     pub by_network: DashMap<IpAddr, u32>,

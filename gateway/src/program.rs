@@ -59,7 +59,7 @@ enum Command {
     /// Makes another key in place of one that is lost for good, with all that it protected. Refuses while the key is
     /// there. Stop the gateway first.
     ReplaceLost {
-        /// Which key.
+        /// The key that is lost.
         #[arg(value_enum)]
         key: LostKey,
     },
@@ -109,7 +109,7 @@ struct Init {
     /// How users and agents address the gateway, https://host[:port].
     #[arg(long)]
     url: String,
-    /// The folder.
+    /// The folder that is made, for configuration, keys and data.
     #[arg(long, default_value = "/var/lib/towline")]
     directory: PathBuf,
     /// Where it listens.

@@ -13,7 +13,7 @@ use tokio::time::Instant;
 /// Buckets that are not full, at most.
 const BUCKETS: usize = 100_000;
 
-/// A rate.
+/// Size and refill rate of a token bucket.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Rate {
     /// Requests at once, after a time without any.

@@ -46,10 +46,10 @@ pub enum RenewError {
     /// Files of certificates.
     #[error("the certificates")]
     Certificates(#[from] LoadError),
-    /// Issuing.
+    /// The authority cannot issue the certificate.
     #[error("the certificate authority")]
     Authority(#[from] AuthorityError),
-    /// The owner.
+    /// The service principal of the owner cannot be read or changed.
     #[error("the owner")]
     Principals(#[from] PrincipalsError),
 }

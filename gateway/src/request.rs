@@ -63,9 +63,9 @@ pub struct Connection {
 
 /// What a request carries from stage to stage.
 pub struct Request {
-    /// Its id.
+    /// Id in the answer, in logs and in audit records, the same at the agent.
     pub id: RequestId,
-    /// Its method.
+    /// HTTP method of the client's request.
     pub method: Method,
     /// Whether the answers of its connection come one after the other, so that one waits for another's reader.
     pub http1: bool,

@@ -59,7 +59,7 @@ pub enum RollOverError {
         if u64::try_from(.named.len()).is_ok_and(|named| named < *.count) { ", ..." } else { "" }
     )]
     Living {
-        /// How many.
+        /// Number of such clusters, also of those that `named` leaves out.
         count: u64,
         /// The ids of the first ones.
         named: Vec<String>,
@@ -79,7 +79,7 @@ pub enum RollOverError {
     /// The certificate of clusters' server names.
     #[error(transparent)]
     Named(#[from] NamedError),
-    /// The store.
+    /// The store cannot be opened, read or changed.
     #[error("the store")]
     Store(#[from] StoreError),
 }

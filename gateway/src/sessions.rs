@@ -55,7 +55,7 @@ pub enum EndReason {
 }
 
 impl EndReason {
-    /// For people.
+    /// The reason as text, for the user and for logs.
     pub fn text(self) -> &'static str {
         match self {
             Self::Withdrawn => "the right to reach this cluster was withdrawn",
@@ -115,12 +115,12 @@ impl fmt::Display for What {
 pub struct Session {
     /// The request that it is.
     pub id: RequestId,
-    /// Whose.
+    /// Who opened the session.
     pub principal: Principal,
-    /// Where.
+    /// The cluster that the session reaches.
     pub cluster: ClusterRef,
     what: What,
-    /// Since when.
+    /// When the session began.
     pub started: SystemTime,
     key: Option<Key>,
     shown: Arc<Shown>,
@@ -173,7 +173,7 @@ impl SessionHandle {
         }
     }
 
-    /// The session.
+    /// The session that this handle keeps in the table.
     pub fn session(&self) -> &Session {
         &self.session
     }
@@ -195,7 +195,7 @@ impl Drop for SessionHandle {
 }
 
 impl Sessions {
-    /// None open.
+    /// An empty table, which counts open sessions in these metrics.
     pub fn new(metrics: Arc<Metrics>) -> Arc<Self> {
         Arc::new(Self {
             open: DashMap::new(),
@@ -272,7 +272,7 @@ impl Sessions {
         self.open.get(&id.0).map(|session| session.end(reason)).is_some()
     }
 
-    /// Ends all.
+    /// Ends every session. A session that has already ended keeps its first reason.
     pub fn end_all(&self, reason: EndReason) {
         self.open.iter().for_each(|entry| entry.value().end(reason));
     }

@@ -11,7 +11,7 @@ use std::{
 /// Parts of a map. Of 10,000 entries a change copies some 40, and 256 pointers.
 const PARTS: u64 = 256;
 
-/// The map.
+/// A hash map in parts. A clone shares them all, and a change copies only the part that it touches.
 #[derive(Clone)]
 pub struct Shards<K, V> {
     parts: Vec<Arc<HashMap<K, V>>>,

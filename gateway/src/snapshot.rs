@@ -42,7 +42,7 @@ pub struct Snapshot {
     issuers: Arc<Vec<RawIssuer>>,
     /// Who may reach what.
     pub policy: Policy,
-    /// Checks tokens.
+    /// Verifies tokens with the keys of the configured issuers.
     pub verifier: Arc<Verifier>,
     /// Whom access certificates must be of; nobody, where there are no listeners.
     roots: Option<Roots>,

@@ -46,7 +46,7 @@ struct Current {
 /// Why certificates could not be taken into use.
 #[derive(Debug, thiserror::Error)]
 pub enum TrustError {
-    /// A file.
+    /// A certificate or key file cannot be read or used.
     #[error(transparent)]
     Load(#[from] LoadError),
     /// rustls refuses.

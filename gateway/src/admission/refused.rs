@@ -18,7 +18,7 @@ pub const RECORDS: u32 = 20;
 /// See [`RECORDS`].
 const WINDOW: Duration = Duration::from_secs(1);
 
-/// Records them.
+/// Counts refused connections, and writes audit records of them at a bounded rate.
 pub struct Refusals {
     audit: Arc<AuditLog>,
     metrics: Arc<Metrics>,
@@ -32,7 +32,7 @@ struct Window {
 }
 
 impl Refusals {
-    /// To these.
+    /// Writes to this audit log and these metrics.
     pub fn new(audit: Arc<AuditLog>, metrics: Arc<Metrics>) -> Self {
         let window = Mutex::new(Window { since: Instant::now(), records: 0, unrecorded: 0 });
         Self { audit, metrics, window }

@@ -11,7 +11,7 @@ use crate::{api_error::ApiError, cluster::wanted::Wanted};
 /// How long an answer waits for news. The agent allows a minute.
 const PATIENCE: Duration = Duration::from_secs(55);
 
-/// The answer.
+/// Answers once the desired revision differs from the agent's, or when the long poll times out.
 pub async fn serve(call: &Call, agent: &Agent) -> Result<Reply, ApiError> {
     let after = call.after("revision")?;
     let mut changes = call.core.snapshots.watch();

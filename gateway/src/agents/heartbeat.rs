@@ -23,7 +23,7 @@ const MOST: u32 = 10_000_000;
 /// What a role can be.
 const STATES: [&str; 3] = ["Running", "Failing", "Starting"];
 
-/// The answer.
+/// Stores what the agent reports, and answers with the next interval and the desired revision.
 pub async fn serve(call: &Call, agent: &Agent) -> Result<Reply, ApiError> {
     let now_ms = call.control.now_ms();
     let told = checked(call.message().await?, now_ms)?;

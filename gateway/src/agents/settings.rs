@@ -11,7 +11,7 @@ use types::agent_api::{CatalogueTrust, InstallSettings};
 use super::{Call, Reply};
 use crate::{api_error::ApiError, issuer::Issuer};
 
-/// The answer.
+/// Answers with what an agent's installation needs: URL, trust, issuers, version and catalogue.
 pub async fn serve(call: &Call) -> Result<Reply, ApiError> {
     let settings = &call.control.settings;
     let own = call.core.issuer.load_full();

@@ -36,7 +36,7 @@ pub const AT_ONCE: u32 = 500;
 /// How often one request asks the store for more, because what it found is not for this caller.
 const LOOKS: usize = 40;
 
-/// The answer.
+/// Answers a page of events of clusters in the scope, or a stream where `Accept` asks for one.
 pub async fn serve(call: &Call<'_>, scope: &ResourceId) -> Result<Response<Body>, ApiError> {
     call.any_version()?;
     let at = Scope::from(scope);

@@ -70,7 +70,7 @@ pub fn question(segments: &[&str], words: &[&str]) -> Result<Option<Question>, I
     Ok(Some(Question { scope, location, which }))
 }
 
-/// The answer.
+/// Answers what the catalogue offers, for callers that may read extension types at the scope.
 pub async fn serve(call: &Call<'_>, question: &Question) -> Result<Response<Body>, ApiError> {
     version(call)?;
     let scope = &question.scope;

@@ -21,7 +21,7 @@ pub enum Route {
     OpenApi,
     /// `/tenants`.
     Tenants,
-    /// One resource.
+    /// The id of one resource.
     Resource(ResourceId),
     /// Those of a kind in a scope.
     Collection {
@@ -42,14 +42,14 @@ pub enum Route {
     Providers {
         /// In which subscription; `None`: `/providers`.
         subscription: Option<String>,
-        /// Which one.
+        /// Namespace of the resource provider; `None`: all providers.
         namespace: Option<String>,
     },
     /// `POST .../providers/<namespace>/register` or `unregister`.
     Register {
         /// In which subscription.
         subscription: String,
-        /// Which provider.
+        /// Namespace of the resource provider.
         namespace: String,
         /// Or unregister it.
         registered: bool,

@@ -54,7 +54,7 @@ pub const WRITES_PER_MINUTE: u32 = 6000;
 /// Where resources are kept.
 #[derive(Clone, PartialEq, Eq)]
 pub enum StoreAt {
-    /// One file.
+    /// SQLite: the path of its database file.
     Sqlite(PathBuf),
     /// A server: its address, which may hold a password. Does not print.
     Postgres(String),
@@ -87,7 +87,7 @@ impl StoreAt {
     }
 }
 
-/// A subscription.
+/// A subscription that the configuration defines.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Subscription {
     /// Its GUID.

@@ -16,7 +16,7 @@ const SECRET_BYTES: std::ops::RangeInclusive<usize> = 24..=64;
 /// A webhook of the configuration. Neither its secret nor its address, which may hold one, prints.
 #[derive(Clone)]
 pub struct Webhook {
-    /// Its address.
+    /// Where deliveries are sent: `https://`, or `http://` to a loopback address.
     pub url: Url,
     /// What deliveries are signed with.
     pub key: hmac::Key,

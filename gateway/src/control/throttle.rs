@@ -11,7 +11,7 @@ pub enum Class {
     Reads,
     /// PUT, PATCH and POST.
     Writes,
-    /// DELETE.
+    /// DELETE, which has a bound of its own.
     Deletes,
 }
 

@@ -22,7 +22,7 @@ use crate::cluster::{ClusterRef, Named};
 
 /// A tunnel that is up.
 pub struct LiveTunnel {
-    /// The tunnel.
+    /// Opens streams to the agent, and drains or closes the tunnel.
     pub handle: TunnelHandle,
     /// Where it leads.
     pub cluster: ClusterRef,
@@ -30,7 +30,7 @@ pub struct LiveTunnel {
     pub names: Named,
     /// Which authority its agent's certificate is of.
     pub authority: Option<String>,
-    /// Since when.
+    /// When the tunnel was registered.
     pub since: SystemTime,
     number: u64,
     draining: AtomicBool,
@@ -106,7 +106,7 @@ struct Tunnels {
 /// Keeps a tunnel in the registry.
 pub struct Registered {
     registry: Arc<Registry>,
-    /// The tunnel.
+    /// The tunnel. It leaves the registry when this guard is dropped.
     pub tunnel: Arc<LiveTunnel>,
 }
 
@@ -204,7 +204,7 @@ impl Registry {
         touched.into_values().collect()
     }
 
-    /// All tunnels.
+    /// Every registered tunnel of every cluster, in no particular order.
     pub fn all(&self) -> Vec<Arc<LiveTunnel>> {
         self.by_cluster.iter().flat_map(|entry| entry.value().live.clone()).collect()
     }

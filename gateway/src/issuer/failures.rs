@@ -59,7 +59,7 @@ impl Failures {
         count(Key::User(address, user.to_owned())) >= PER_USER || count(Key::Address(address)) >= PER_ADDRESS
     }
 
-    /// Counts one.
+    /// Counts a failed sign-in for the address, and for the user at that address.
     pub fn count(&self, peer: IpAddr, user: &str) {
         let (mut windows, of, address) = (self.windows(), network(peer), address(peer));
         windows.expire(&of, Window::is_over);

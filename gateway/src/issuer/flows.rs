@@ -236,7 +236,7 @@ fn user_code() -> Result<String, NoRandom> {
 pub struct Code {
     /// What it is worth.
     pub wish: Wish,
-    /// Whose.
+    /// The user who agreed, and when they entered their password.
     pub consent: Consent,
     /// Where it was sent, as the client spelled it.
     pub redirect_uri: String,

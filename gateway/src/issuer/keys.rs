@@ -49,7 +49,7 @@ const TAKEN_UP_SECONDS: u64 = 60;
 /// Why keys could not be used.
 #[derive(Debug, thiserror::Error)]
 pub enum KeysError {
-    /// The file.
+    /// The key file cannot be read, parsed or written.
     #[error(transparent)]
     File(#[from] FileError),
     /// The cryptographic library refused; there is nothing to learn from it.

@@ -59,7 +59,7 @@ pub struct Authorize {
     pub wish: Wish,
     /// Where it wants the code, as it spelled it.
     pub redirect_uri: String,
-    /// Its own.
+    /// The client's `state`, returned to it unchanged with the code (RFC 6749 section 4.1.1).
     pub state: Option<String>,
     /// Its own, for the ID token.
     pub nonce: Option<String>,
@@ -125,7 +125,7 @@ impl<'a> Page<'a> {
         Self { status, title, body: String::new(), form_to: Vec::new(), cookie: None }
     }
 
-    /// A paragraph.
+    /// Adds a paragraph; the text is escaped for HTML.
     pub fn text(mut self, text: &str) -> Self {
         self.body.push_str(&format!("<p>{}</p>", escape(text)));
         self

@@ -37,7 +37,7 @@ const SECRET_BYTES: usize = 32;
 /// Why service principals could not be read or changed.
 #[derive(Debug, thiserror::Error)]
 pub enum PrincipalsError {
-    /// The file.
+    /// The file of service principals cannot be read, parsed or written.
     #[error(transparent)]
     File(#[from] FileError),
     /// The name cannot be one.
@@ -54,7 +54,7 @@ pub enum PrincipalsError {
     /// No such secret.
     #[error("the service principal has no secret with the id {0:?}")]
     UnknownSecret(String),
-    /// Too many.
+    /// There are as many service principals as the issuer keeps.
     #[error("the issuer keeps {PRINCIPALS_MAX} service principals at most")]
     TooMany,
     /// Too many secrets.
@@ -110,9 +110,9 @@ pub struct Principal {
 
 /// A secret that was just made: the one time that it is seen.
 pub struct NewSecret {
-    /// Its id.
+    /// Id by which the secret is listed and removed. It is not confidential.
     pub id: String,
-    /// The secret.
+    /// The secret in clear text. The issuer keeps a hash only.
     pub secret: SecretString,
     /// Until when it is good, in seconds since 1970.
     pub expires: u64,

@@ -35,7 +35,7 @@ const OVERLAP_SECONDS: u64 = 60;
 /// Why refresh tokens could not be used.
 #[derive(Debug, thiserror::Error)]
 pub enum RefreshError {
-    /// The file.
+    /// The file of refresh tokens cannot be read, parsed or written.
     #[error(transparent)]
     File(#[from] FileError),
     /// No random bytes.
@@ -74,7 +74,7 @@ pub struct Refreshed {
     pub next: Option<String>,
 }
 
-/// All families.
+/// All families of refresh tokens, as the file holds them.
 #[derive(Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Refresh {

@@ -16,7 +16,7 @@ pub struct Minted {
     pub life: Duration,
     /// For users, whose clients may want one.
     pub id_token: Option<String>,
-    /// The same.
+    /// For users, where the grant gives one: the next token of the family.
     pub refresh_token: Option<String>,
     /// Whose account it is, in the words of the Microsoft identity platform.
     pub client_info: Option<String>,

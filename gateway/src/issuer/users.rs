@@ -33,7 +33,7 @@ pub const NAME_BYTES: usize = 253;
 /// Why users could not be read or changed.
 #[derive(Debug, thiserror::Error)]
 pub enum UsersError {
-    /// The file.
+    /// The users' file cannot be read, parsed or written.
     #[error(transparent)]
     File(#[from] FileError),
     /// The keys that are made before the first user.
@@ -47,7 +47,7 @@ pub enum UsersError {
     /// No such user.
     #[error("the issuer has no user {0:?}")]
     Unknown(String),
-    /// Too many.
+    /// There are [`USERS_MAX`] users already.
     #[error("the issuer keeps {USERS_MAX} users at most")]
     TooMany,
     /// The password cannot be one.

@@ -13,7 +13,7 @@ pub enum Stage {
     Authenticate,
     /// Whether they may.
     Authorize,
-    /// Which tunnel.
+    /// Choice of a tunnel to the cluster.
     Locate,
     /// The stream on it.
     Open,
@@ -43,7 +43,7 @@ pub enum Cause {
     Connections,
     /// Too many handshakes.
     Handshakes,
-    /// TLS.
+    /// The TLS handshake failed, or it agreed on a version that is not accepted.
     Tls,
     /// HTTP/2 that is refused by frame (RFC 9113 section 5.4.1), a flood of frames included.
     Http2,

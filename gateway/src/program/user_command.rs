@@ -35,21 +35,21 @@ pub enum UserAction {
         #[arg(long)]
         password_file: Option<PathBuf>,
     },
-    /// Lists them.
+    /// Lists the users of the built-in issuer.
     List,
     /// Gives no tokens to a user any more, and ends what they have open.
     Disable {
-        /// Whom.
+        /// Name of the user.
         name: String,
     },
     /// Gives tokens to a user again.
     Enable {
-        /// Whom.
+        /// Name of the user.
         name: String,
     },
     /// Removes a user. One of the same name that is added later is somebody else, with none of the rights of this one.
     Remove {
-        /// Whom.
+        /// Name of the user.
         name: String,
     },
 }

@@ -345,7 +345,7 @@ fn decode(path: &str) -> Result<Cow<'_, str>, AddressError> {
     })
 }
 
-/// Percent-decodes.
+/// Decodes `%XX` in a path. A bad escape or an overlong UTF-8 sequence is an error.
 fn unescape(path: &str) -> Result<Vec<u8>, AddressError> {
     let mut out = Vec::with_capacity(path.len());
     let mut bytes = path.bytes();

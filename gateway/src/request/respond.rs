@@ -57,7 +57,7 @@ pub enum Kind {
     },
     /// An `Impersonate-*` header that is not understood.
     Impersonation(&'static str),
-    /// No tunnel.
+    /// No agent of the cluster has a tunnel to this gateway.
     NoAgent,
     /// The cluster lets no users through.
     ConnectOff,
@@ -65,14 +65,14 @@ pub enum Kind {
     Limit {
         /// The limit's name.
         name: &'static str,
-        /// Its value.
+        /// The limit's value now.
         value: u64,
     },
     /// The request head is too large.
     HeadTooLarge {
         /// The limit's name.
         name: &'static str,
-        /// Its value.
+        /// The limit's value: bytes or headers, as its name says.
         value: usize,
     },
     /// The request head did not arrive in time.
@@ -236,7 +236,7 @@ impl Refusal {
 
 /// What a refusal is answered with.
 struct Answer {
-    /// HTTP status.
+    /// HTTP status code of the answer.
     status: StatusCode,
     /// As a Kubernetes `Status` has it.
     reason: &'static str,
@@ -322,7 +322,7 @@ pub fn refuse(
 
 /// An answer's body.
 pub enum Body {
-    /// Ours.
+    /// Made by the gateway, and complete.
     Full(Full<Bytes>),
     /// Ours, counted until it was taken.
     Counted(Full<Bytes>, UnreadAnswer),
@@ -353,7 +353,7 @@ pub enum BodyError {
 }
 
 impl Body {
-    /// No bytes.
+    /// A complete body without any bytes.
     pub fn empty() -> Self {
         Self::Full(Full::default())
     }

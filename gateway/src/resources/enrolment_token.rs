@@ -157,7 +157,7 @@ fn maker(acting: &Acting<'_>, group: &ResourceId) -> Result<Holder, ApiError> {
     })
 }
 
-/// Makes one.
+/// Creates a token. The answer alone holds its secret: the store keeps a hash.
 async fn create(acting: &Acting<'_>) -> Result<Value, ApiError> {
     let asked = schema::check(BODY, acting.body)?;
     let group = ResourceId::parse(&acting.resource.id)?;

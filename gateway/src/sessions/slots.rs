@@ -27,7 +27,7 @@ pub struct Slot {
 /// A bound is reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Full {
-    /// Which.
+    /// Name of the limit that is reached.
     pub name: &'static str,
     /// How many streams it allows.
     pub value: u32,

@@ -30,13 +30,13 @@ pub enum Changes {
 pub enum Change {
     /// Made or changed.
     Put(Stored),
-    /// Gone.
+    /// The resource was deleted.
     Deleted {
-        /// Its key.
+        /// Key of the resource: its id in lower case.
         key: String,
-        /// Its kind.
+        /// Full type of the resource, in lower case.
         kind: String,
-        /// When.
+        /// Revision under which it was deleted.
         revision: i64,
     },
 }

@@ -20,7 +20,7 @@ pub struct Event {
     pub key: String,
     /// The cluster's id as it was created.
     pub id: String,
-    /// What.
+    /// What happened to the cluster.
     pub kind: Kind,
     /// When it was noticed: milliseconds since 1970.
     pub at_ms: i64,
@@ -89,7 +89,7 @@ pub(super) const OF_NO_GROUP: &str = "WHERE group_key = '' ORDER BY number LIMIT
 /// Whose events are asked for.
 #[derive(Debug, Clone, Copy)]
 pub enum Of<'a> {
-    /// Everybody's.
+    /// Those of all clusters.
     All,
     /// Those of clusters in a resource group, by its key.
     Group(&'a str),

@@ -13,9 +13,9 @@ use super::{
 /// How far an operation is (ARM's words).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Status {
-    /// Under way.
+    /// It has begun and not ended; between two tries as well.
     InProgress,
-    /// Done.
+    /// It ended without an error.
     Succeeded,
     /// Ended with an error.
     Failed,
@@ -24,7 +24,7 @@ pub enum Status {
 }
 
 impl Status {
-    /// ARM's word.
+    /// The status in ARM's spelling, which the store keeps too.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::InProgress => "InProgress",
@@ -79,7 +79,7 @@ pub(super) fn selected(rest: &str) -> String {
 /// An operation under way that nobody is at.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Waiting {
-    /// The operation.
+    /// The operation, as the store has it.
     pub operation: Operation,
     /// How often it was tried since something last came of it.
     pub tries: u32,

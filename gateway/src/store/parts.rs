@@ -19,7 +19,7 @@ const READ_AT_ONCE: usize = 20;
 /// Rows after which other tasks have their turn.
 const A_TURN: usize = 500;
 
-/// A part.
+/// One part of what a cluster reports about a resource, such as a Kubernetes object.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Part {
     /// Its name among the parts of its resource.

@@ -40,20 +40,20 @@ const HEAD_BYTES: usize = 1 + ID_BYTES;
 /// Why a key file is of no use, or a sealed value does not open. Never holds anything of a key or a value.
 #[derive(Debug, thiserror::Error)]
 pub enum ProtectError {
-    /// The file.
+    /// The key file cannot be read or written.
     #[error("the key file {path}: {source}")]
     File {
-        /// Which.
+        /// Path of the key file.
         path: PathBuf,
-        /// Why.
+        /// What the operating system reported.
         source: io::Error,
     },
     /// Others may read or change it.
     #[error("the key file {path} has mode {mode:o}: others may use it; chmod 600 it, or make a new key if they have")]
     Mode {
-        /// Which.
+        /// Path of the key file.
         path: PathBuf,
-        /// Its permissions.
+        /// Its permission bits, as `chmod` takes them.
         mode: u32,
     },
     /// It is not there, and what it protects is.
@@ -62,7 +62,7 @@ pub enum ProtectError {
          for good, `towline-gateway replace-lost store-key` makes another and takes the protected settings away"
     )]
     Lost {
-        /// Which.
+        /// Path of the key file.
         path: PathBuf,
     },
     /// It is another store's.
@@ -72,7 +72,7 @@ pub enum ProtectError {
          protected settings away"
     )]
     Exchanged {
-        /// Which.
+        /// Path of the key file.
         path: PathBuf,
         /// The id of a key.
         wanted: String,
@@ -82,7 +82,7 @@ pub enum ProtectError {
     /// It is no key file.
     #[error("the key file {path}, line {line}: {reason}")]
     Content {
-        /// Which.
+        /// Path of the key file.
         path: PathBuf,
         /// From 1; 0 for the whole file.
         line: usize,

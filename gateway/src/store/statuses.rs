@@ -22,7 +22,7 @@ pub struct Told {
     pub generation: i64,
     /// When: milliseconds since 1970.
     pub told_ms: i64,
-    /// What.
+    /// The reported status.
     pub status: Value,
 }
 

@@ -32,7 +32,7 @@ const RETRY_BUSY: Duration = Duration::from_secs(2);
 
 /// A tunnel that is up, and what is known of its agent.
 pub struct Welcomed {
-    /// The tunnel.
+    /// Opens streams to the agent, and drains or closes the tunnel.
     pub handle: TunnelHandle,
     /// Where it leads.
     pub cluster: ClusterRef,

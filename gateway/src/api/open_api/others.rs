@@ -110,7 +110,7 @@ fn providers() -> Items {
     items
 }
 
-/// Long-running operations.
+/// Paths of long-running operations.
 fn operations() -> Items {
     let instant = || json!({"type": "string", "format": "date-time"});
     let status = json!({
@@ -265,7 +265,7 @@ fn principals() -> Items {
     vec![(all, list), (item, single), (again, rotation)]
 }
 
-/// Open sessions.
+/// Paths of open sessions.
 fn sessions() -> Items {
     let text = || json!({"type": "string"});
     let session = json!({

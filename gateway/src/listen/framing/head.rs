@@ -34,7 +34,7 @@ pub enum Fault {
     Name,
     /// A control character in a header's value.
     Value,
-    /// Both lengths.
+    /// Both `Content-Length` and `Transfer-Encoding`, a means of request smuggling (RFC 9112 section 6.1).
     TwoLengths,
     /// Not one plain number.
     Length,

@@ -15,7 +15,7 @@ use crate::{
     resources::schema::{check, open_api},
 };
 
-/// The body.
+/// Properties of the body of `listClusterUserCredential`.
 const REQUEST: &[Property] = &[
     Property::new("authenticationMethod", Type::Words(&["AAD", "Token"])).required(),
     Property::new("clientProxy", Type::Bool).required(),
