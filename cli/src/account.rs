@@ -46,7 +46,7 @@ pub struct IssuerAt {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", rename_all_fields = "camelCase", tag = "type")]
 pub enum SignsIn {
-    /// Not yet.
+    /// No sign-in has been made yet.
     Nobody,
     /// A person, who signed in by a page.
     User {
@@ -58,11 +58,11 @@ pub enum SignsIn {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         external: Option<IssuerAt>,
     },
-    /// A program.
+    /// A program, which signs in with a client secret.
     ServicePrincipal {
-        /// Who.
+        /// Client id of the service principal.
         client_id: String,
-        /// The proof.
+        /// Client secret of the service principal.
         client_secret: Hidden,
     },
 }
@@ -73,7 +73,7 @@ impl SignsIn {
         Self::ServicePrincipal { client_id, client_secret: Hidden(secret.expose_secret().to_owned()) }
     }
 
-    /// For tables.
+    /// The kind of sign-in, as tables show it.
     pub fn kind(&self) -> &'static str {
         match self {
             Self::Nobody => "nobody",
@@ -86,7 +86,7 @@ impl SignsIn {
 /// A token that is kept.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Kept {
-    /// The token.
+    /// The token as it is sent. Its `Debug` output is hidden.
     pub token: Hidden,
     /// When it was made, in seconds since 1970.
     pub obtained: u64,
@@ -105,12 +105,12 @@ pub struct Account {
     /// PEM of the authority of its certificate; the system's without.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ca: Option<String>,
-    /// The tenant.
+    /// Id of the gateway's tenant.
     pub tenant: String,
     /// The subscription to work in.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub subscription: Option<String>,
-    /// Its name.
+    /// Display name of that subscription.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub subscription_name: Option<String>,
     /// Who, for people.
@@ -118,7 +118,7 @@ pub struct Account {
     /// Who, for role assignments.
     #[serde(default)]
     pub object_id: String,
-    /// How.
+    /// How the account gets new tokens.
     pub signs_in: SignsIn,
     /// `--proxy-url`.
     #[serde(default, skip_serializing_if = "Option::is_none")]

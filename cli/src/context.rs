@@ -137,7 +137,7 @@ impl Context {
         self.folder.is_some()
     }
 
-    /// The gateway.
+    /// Address of the gateway that the account is at.
     pub fn gateway(&self) -> &Address {
         &self.gateway
     }

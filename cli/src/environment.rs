@@ -133,7 +133,7 @@ pub struct Automation {
     pub ca_file: Option<PathBuf>,
 }
 
-/// Reads it.
+/// Reads the variables. One that is not set or empty is absent.
 pub fn automation() -> Automation {
     Automation {
         gateway: text(&[GATEWAY]),

@@ -53,7 +53,7 @@ impl Failure {
         self.code
     }
 
-    /// The error.
+    /// The error with its chain of causes.
     pub fn error(&self) -> &anyhow::Error {
         &self.error
     }

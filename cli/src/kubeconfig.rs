@@ -34,9 +34,9 @@ const CREDENTIALS: &[&str] = &[
 
 /// How a user proves who they are.
 pub enum UserEntry {
-    /// A token.
+    /// A bearer token that is written into the file.
     Token {
-        /// The token.
+        /// The bearer token, in clear text.
         token: String,
         /// PEM of a client certificate and its key beside it.
         certificate: Option<(String, String)>,
@@ -45,7 +45,7 @@ pub enum UserEntry {
     Exec {
         /// `client.authentication.k8s.io/v1` or `v1beta1`.
         api_version: &'static str,
-        /// The program.
+        /// The program that kubectl starts to get a token.
         command: String,
         /// What it is called with.
         args: Vec<String>,
@@ -62,7 +62,7 @@ pub struct Entry {
     pub user: String,
     /// Name of the context.
     pub context: String,
-    /// URL.
+    /// URL that kubectl dials, with the path prefix of the cluster if there is one.
     pub server: String,
     /// The name to ask for in TLS, where it is not the server's.
     pub tls_server_name: Option<String>,
@@ -70,7 +70,7 @@ pub struct Entry {
     pub ca: Option<String>,
     /// A proxy for kubectl itself, without a password.
     pub proxy_url: Option<String>,
-    /// The user.
+    /// How kubectl proves who the user is.
     pub credential: UserEntry,
 }
 

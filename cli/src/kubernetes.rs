@@ -134,7 +134,7 @@ impl Kubernetes {
         Ok(Version { text: info.git_version, minor: digits.parse().unwrap_or(0) })
     }
 
-    /// The nodes.
+    /// Lists the nodes, at most [`LIST`] of them.
     pub async fn nodes(&self) -> Result<Vec<NodeState>, Error> {
         let nodes = Api::<Node>::all(self.client.clone()).list(&ListParams::default().limit(LIST)).await?;
         Ok(nodes.items.iter().map(NodeState::of).collect())
@@ -193,7 +193,7 @@ fn contexts_in(kubeconfig: &Kubeconfig, key: &ClusterKey) -> Vec<(String, Addres
 
 /// What is known of a node.
 pub struct NodeState {
-    /// Its name.
+    /// Name of the node.
     pub name: String,
     /// `linux`; empty where the label is missing.
     pub system: String,
@@ -204,7 +204,7 @@ pub struct NodeState {
 /// Why pods cannot go to a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Closed {
-    /// For people.
+    /// The reason, as the end of a sentence that begins with the node's name.
     pub why: String,
     /// Whether it is closed by what the node is for, such as the control plane: that does not change by itself.
     pub by_role: bool,

@@ -35,9 +35,9 @@ pub const PATIENCE: Duration = Duration::from_secs(10);
 #[derive(Debug, thiserror::Error)]
 #[error("{issuer} gave no token: {status}: {error}: {description}")]
 pub struct Refused {
-    /// Who.
+    /// The issuer that refused.
     pub issuer: String,
-    /// HTTP's word.
+    /// HTTP status of the issuer's answer.
     pub status: StatusCode,
     /// `error`.
     pub error: String,
@@ -61,32 +61,32 @@ impl Refused {
 pub enum Grant<'a> {
     /// A refresh token; none: the sign-in had none.
     Refresh {
-        /// This program.
+        /// Client id of this program at the issuer.
         client_id: &'a str,
-        /// The token.
+        /// The refresh token.
         token: Option<&'a str>,
         /// What another issuer is asked for instead of an audience.
         scope: Option<&'a str>,
     },
     /// A service principal's secret.
     ClientCredentials {
-        /// Who.
+        /// Client id of the service principal.
         client_id: &'a str,
-        /// The secret.
+        /// Client secret of the service principal.
         secret: &'a str,
     },
     /// A device code.
     Device {
-        /// This program.
+        /// Client id of this program at the issuer.
         client_id: &'a str,
-        /// The code.
+        /// The device code (RFC 8628), which is not the code that the user types.
         code: &'a str,
     },
     /// An authorization code.
     Code {
-        /// This program.
+        /// Client id of this program at the issuer.
         client_id: &'a str,
-        /// The code.
+        /// The authorization code from the redirect.
         code: &'a str,
         /// Proves who asked for it.
         verifier: &'a str,

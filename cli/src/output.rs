@@ -21,7 +21,7 @@ use crate::{
 /// A form of results.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Default)]
 pub enum Format {
-    /// For people.
+    /// A table with titles, for people.
     #[default]
     Table,
     /// All of it.
@@ -30,7 +30,7 @@ pub enum Format {
     Yaml,
     /// Values between tabs, without titles.
     Tsv,
-    /// Nothing.
+    /// Prints no result.
     None,
 }
 

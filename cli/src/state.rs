@@ -62,10 +62,10 @@ pub struct Cluster {
 pub struct Grant {
     /// ARM id, or `*`.
     pub cluster: String,
-    /// Users.
+    /// Names of users who may reach it.
     #[serde(default)]
     pub users: Vec<String>,
-    /// Groups.
+    /// Names of groups whose members may reach it.
     #[serde(default)]
     pub groups: Vec<String>,
 }
@@ -100,9 +100,9 @@ pub struct Data {
     pub gateway_settings: Vec<(String, String)>,
     /// `--agent-set`, in the order given.
     pub agent_settings: Vec<(String, String)>,
-    /// The clusters.
+    /// The clusters that this gateway serves.
     pub clusters: Vec<Cluster>,
-    /// The grants.
+    /// The rights to reach them.
     pub grants: Vec<Grant>,
     /// Users whose sessions end at once.
     pub disabled: Vec<String>,

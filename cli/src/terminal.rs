@@ -71,7 +71,7 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Begins.
+    /// Begins to show progress of `what` on standard error.
     pub fn new(what: &str) -> Self {
         let terminal = std::io::stderr().is_terminal();
         let this = Self { what: what.to_owned(), begun: Instant::now(), terminal, last: Mutex::default() };

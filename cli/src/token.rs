@@ -9,7 +9,7 @@ use serde_json::Value;
 /// A token and what is known of it without judging it.
 #[derive(Clone)]
 pub struct Token {
-    /// The token.
+    /// The token as it is sent.
     pub secret: SecretString,
     /// When it ends; none if it is no JWT or does not say.
     pub expires: Option<SystemTime>,

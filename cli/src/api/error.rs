@@ -24,11 +24,11 @@ const DETAILS: usize = 20;
 pub struct ApiError {
     /// What was tried: method and path.
     pub what: String,
-    /// HTTP's word.
+    /// HTTP status of the answer. It is a success where an operation was read that has failed.
     pub status: StatusCode,
-    /// For programs.
+    /// The error's code for programs; empty if the answer has none.
     pub code: String,
-    /// For people.
+    /// The error in a sentence for people.
     pub message: String,
     /// Which part of the request is wrong.
     pub target: Option<String>,

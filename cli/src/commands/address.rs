@@ -35,7 +35,7 @@ pub struct AddressArgs {
 /// The way to a cluster.
 #[derive(Debug)]
 pub struct Way {
-    /// The host.
+    /// Host and port to connect to.
     address: Address,
     /// What stands before each path: `/<key>`, or nothing.
     pub prefix: String,

@@ -67,7 +67,7 @@ pub struct Args {
     /// Where the resource is said to be; that of its group without this
     #[arg(short = 'l', long, value_name = "LOCATION", value_parser = names::location)]
     pub location: Option<String>,
-    /// Its tags.
+    /// Tags of the connected cluster's resource.
     #[command(flatten)]
     pub tags: TagArgs,
     /// Which Kubernetes cluster.

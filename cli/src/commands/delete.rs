@@ -36,7 +36,7 @@ struct Found {
 /// Delete a connected cluster, and remove its agents
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// The resource.
+    /// The connected cluster to delete, by name and resource group.
     #[command(flatten)]
     pub cluster: NamedCluster,
     /// Which Kubernetes cluster.

@@ -9,7 +9,7 @@ use crate::failure::Outcome;
 /// Turn features of a cluster off
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Which ones.
+    /// The features to turn off, and their cluster.
     #[command(flatten)]
     features: FeaturesArgs,
 }

@@ -9,7 +9,7 @@ use crate::failure::Outcome;
 /// Turn features of a cluster on
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Which ones.
+    /// The features to turn on, and their cluster.
     #[command(flatten)]
     features: FeaturesArgs,
     /// With extensions: which catalogue.

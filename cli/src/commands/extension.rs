@@ -92,7 +92,7 @@ pub enum ExtensionAction {
     Update(Box<UpdateArgs>),
     /// Remove an extension from its cluster
     Delete {
-        /// Which one.
+        /// The extension that is removed.
         #[command(flatten)]
         extension: NamedExtension,
         /// Delete the resource alone and at once, whether or not the cluster can remove the release
@@ -113,7 +113,7 @@ pub enum ExtensionAction {
     },
     /// One extension
     Show {
-        /// Which one.
+        /// The extension that is shown.
         #[command(flatten)]
         extension: NamedExtension,
     },
@@ -133,7 +133,7 @@ pub struct NamedExtension {
     /// The extension, which is also the name of its helm release
     #[arg(short = 'n', long, value_name = "NAME", value_parser = names::extension)]
     pub name: String,
-    /// Its cluster.
+    /// The cluster that the extension is on.
     #[command(flatten)]
     pub on: OnCluster,
 }
@@ -156,7 +156,7 @@ impl NamedExtension {
 /// `towline extension create`.
 #[derive(Debug, clap::Args)]
 pub struct CreateArgs {
-    /// Which one.
+    /// Name of the new extension, and its cluster.
     #[command(flatten)]
     pub extension: NamedExtension,
     /// The extension type, as towline extension types list says it
@@ -176,7 +176,7 @@ pub struct CreateArgs {
 /// `towline extension update`.
 #[derive(Debug, clap::Args)]
 pub struct UpdateArgs {
-    /// Which one.
+    /// The extension that is changed.
     #[command(flatten)]
     pub extension: NamedExtension,
     /// Versions and settings.

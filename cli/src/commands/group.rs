@@ -33,13 +33,13 @@ pub struct Args {
 pub enum GroupAction {
     /// Make a resource group, or give one other tags
     Create {
-        /// Which one.
+        /// Name of the resource group.
         #[command(flatten)]
         group: GroupName,
         /// Where it is said to be
         #[arg(short = 'l', long, value_name = "LOCATION", value_parser = names::location)]
         location: String,
-        /// Its tags.
+        /// Tags of the resource group.
         #[command(flatten)]
         tags: TagArgs,
     },
@@ -47,13 +47,13 @@ pub enum GroupAction {
     List,
     /// One resource group
     Show {
-        /// Which one.
+        /// Name of the resource group.
         #[command(flatten)]
         group: GroupName,
     },
     /// Delete a resource group and all that is in it
     Delete {
-        /// Which one.
+        /// Name of the resource group.
         #[command(flatten)]
         group: GroupName,
         /// Do not ask
@@ -65,7 +65,7 @@ pub enum GroupAction {
     },
     /// Print true or false
     Exists {
-        /// Which one.
+        /// Name of the resource group.
         #[command(flatten)]
         group: GroupName,
     },

@@ -28,7 +28,7 @@ pub struct OnCluster {
 }
 
 impl OnCluster {
-    /// Its id.
+    /// ARM id of the cluster, in the subscription of `context`.
     pub fn id(&self, context: &Context) -> Outcome<ResourceId> {
         context.cluster(&self.resource_group, &self.cluster)
     }

@@ -105,7 +105,7 @@ pub enum AssignmentAction {
         /// The role, by name or id
         #[arg(long, value_name = "ROLE")]
         role: String,
-        /// Where.
+        /// Where the role is given.
         #[command(flatten)]
         scope: ScopeArgs,
         /// From when on, such as 2030-01-31T12:00:00Z
@@ -126,7 +126,7 @@ pub enum AssignmentAction {
         /// Only those of this role
         #[arg(long, value_name = "ROLE")]
         role: Option<String>,
-        /// Where.
+        /// Where assignments are listed.
         #[command(flatten)]
         scope: ScopeArgs,
     },
@@ -141,7 +141,7 @@ pub enum AssignmentAction {
         /// Of these, those of this role
         #[arg(long, value_name = "ROLE", requires = "assignee")]
         role: Option<String>,
-        /// Where.
+        /// Where roles are taken back.
         #[command(flatten)]
         scope: ScopeArgs,
         /// Do not ask

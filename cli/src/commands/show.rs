@@ -16,7 +16,7 @@ use crate::{
 /// One connected cluster
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Which one.
+    /// The connected cluster, by name and resource group.
     #[command(flatten)]
     pub cluster: NamedCluster,
     /// As whom, and how it is printed.

@@ -58,7 +58,7 @@ pub enum SpAction {
         /// Give it this role, by name or id
         #[arg(long, value_name = "ROLE")]
         role: Option<String>,
-        /// Where.
+        /// Where the role is given.
         #[command(flatten)]
         scope: ScopeArgs,
         /// How long the secret is good for, such as 720h; a year without this

@@ -33,7 +33,7 @@ use crate::{
 /// Which cluster, as whom, and how to get there: what all commands but `dev` have in common.
 #[derive(Debug, clap::Args, Clone)]
 pub struct AccessArgs {
-    /// Which cluster.
+    /// The cluster, and the gateway that it is at.
     #[command(flatten)]
     pub cluster: ClusterArgs,
     /// Who signs in.
@@ -105,7 +105,7 @@ pub struct CertificateArgs {
 pub struct Target {
     /// The state that told, if one did.
     pub state: Option<State>,
-    /// The gateway.
+    /// Address of the gateway.
     pub server: Address,
     /// The cluster's address there.
     pub key: ClusterKey,

@@ -22,10 +22,10 @@ use crate::{
 /// Change a connected cluster: tags, what it runs on
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// Which one.
+    /// The connected cluster, by name and resource group.
     #[command(flatten)]
     pub cluster: NamedCluster,
-    /// Its tags.
+    /// Tags that replace those of the resource.
     #[command(flatten)]
     pub tags: TagArgs,
     /// The distribution, such as k3s

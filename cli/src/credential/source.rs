@@ -18,9 +18,9 @@ use crate::{client::Client, context::Context, oauth, secret::read_secret, token:
 pub struct SignIn {
     /// The issuer's host; the path is the issuer's.
     pub client: Client,
-    /// The user.
+    /// The user's name at the issuer.
     pub user: String,
-    /// Their password.
+    /// The user's password, which only the issuer gets.
     pub password: SecretString,
     /// The token's audience.
     pub audience: String,
@@ -30,7 +30,7 @@ pub struct SignIn {
 
 /// Where tokens come from.
 pub enum Source {
-    /// An issuer.
+    /// A user's name and password at an issuer.
     SignIn(SignIn),
     /// A file that somebody else keeps fresh.
     File(PathBuf),
@@ -38,7 +38,7 @@ pub enum Source {
     Fixed(SecretString),
     /// An account that is signed in.
     Account {
-        /// Who.
+        /// The account that is signed in, and its gateway.
         context: Box<Context>,
         /// For whom the token is.
         audience: String,

@@ -70,7 +70,7 @@ pub async fn merge_files(files: &[PathBuf], entry: &Entry) -> Outcome<Merged> {
 
 /// A file of a kubeconfig.
 struct File {
-    /// Links followed.
+    /// Path of the file itself: symbolic links are followed.
     path: PathBuf,
     text: Vec<u8>,
     before: Option<fs::Metadata>,

@@ -20,7 +20,7 @@ use super::{
 /// Bytes on their way in one direction of an upgraded connection.
 const SPLICE_BYTES: usize = 64 * 1024;
 
-/// Serves requests.
+/// Checks requests of local clients, and passes them to the gateway with the user's token.
 pub struct Forward {
     /// What a local client must show.
     pub local_token: SecretString,
@@ -29,7 +29,7 @@ pub struct Forward {
     pub prefix: String,
     /// The user's token.
     pub keeper: Arc<Keeper>,
-    /// The gateway.
+    /// The gateway that requests go to.
     pub upstream: Arc<Upstream>,
     /// Where upgraded connections run.
     pub tasks: TaskGroup,

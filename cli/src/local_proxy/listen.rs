@@ -89,7 +89,7 @@ impl Listener {
         &self.ca
     }
 
-    /// The port.
+    /// The TCP port that the listener is bound to.
     pub fn port(&self) -> anyhow::Result<u16> {
         Ok(self.tcp.local_addr()?.port())
     }

@@ -27,7 +27,7 @@ const PATIENCE: Duration = Duration::from_secs(600);
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
 const HEAD_BYTES: usize = 16 * 1024;
 
-/// Signs in.
+/// Signs a person in with a browser, by an authorization code with PKCE (RFC 7636).
 ///
 /// `prompt` is what the page is to ask once more (OpenID Connect Core section 3.1.2.1).
 ///

@@ -17,7 +17,7 @@ const DEPTH: usize = 100;
 /// Why a text is no YAML. It does not quote the text, which may hold secrets.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ReadError {
-    /// Too long.
+    /// Longer than the largest text that is read.
     #[error("it is longer than {BYTES} bytes")]
     TooLong,
     /// Neither UTF-8 nor, by its byte order mark, UTF-16.

@@ -49,7 +49,7 @@ impl Folder {
         self.write_index(index).map(|_| ())
     }
 
-    /// The index.
+    /// Reads the index, without a lock.
     pub fn index(&self) -> Outcome<Index> {
         let bytes = self.index_bytes()?;
         Ok(Index::parse(&bytes).with_context(|| self.0.join(INDEX_FILE).display().to_string())?)

@@ -56,7 +56,7 @@ pub enum KeysAction {
 }
 
 impl KeysAction {
-    /// Does it.
+    /// Runs the action on the catalogue in `folder`.
     pub fn run(self, folder: &Folder, output: &OutputArgs) -> Outcome<()> {
         match self {
             Self::List => output::print_list(rows(&folder.index()?)?, output, COLUMNS, "no keys"),

@@ -36,7 +36,7 @@ pub const ESTABLISHED: Duration = Duration::from_secs(60);
 pub enum Stopped {
     /// Ctrl+C.
     Interrupted,
-    /// Something failed.
+    /// A step failed.
     Failed(Failure),
 }
 

@@ -40,7 +40,7 @@ pub struct Prepared {
     pub api: Api,
     /// What stands in for a sign-in.
     pub token: Option<OneTime>,
-    /// The cluster.
+    /// The Kubernetes cluster that is to be connected.
     pub cluster: Kubernetes,
     /// The resource that is wanted.
     pub id: ResourceId,

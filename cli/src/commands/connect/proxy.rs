@@ -45,7 +45,7 @@ pub struct Typed {
     to: Option<Address>,
     password: Option<SecretString>,
     no_proxy: Option<Vec<String>>,
-    /// PEM.
+    /// PEM of the authority of the proxy's certificate, or of one that ends the TLS on the way.
     cert: Option<String>,
 }
 

@@ -68,7 +68,7 @@ fn passes(status: Option<StatusCode>) -> bool {
 pub struct Waiting<'a> {
     /// Where they are.
     pub cluster: &'a Kubernetes,
-    /// Their namespace.
+    /// Namespace of the agents.
     pub namespace: &'a str,
     /// For so long at most.
     pub within: Duration,

@@ -57,7 +57,7 @@ pub struct Where {
 pub enum TypesAction {
     /// The extension types
     List {
-        /// Where.
+        /// The cluster or location that the types are for.
         #[command(flatten)]
         at: Where,
         /// Only those with a version in this release train
@@ -72,7 +72,7 @@ pub enum TypesAction {
         /// Which one
         #[arg(long = "type", alias = "extension-type", value_name = "TYPE", value_parser = names::extension_type)]
         kind: String,
-        /// Where.
+        /// The cluster or location that the type is for.
         #[command(flatten)]
         at: Where,
     },
@@ -81,7 +81,7 @@ pub enum TypesAction {
         /// Of which one
         #[arg(long = "type", alias = "extension-type", value_name = "TYPE", value_parser = names::extension_type)]
         kind: String,
-        /// Where.
+        /// The cluster or location that the versions are for.
         #[command(flatten)]
         at: Where,
         /// Only those in this release train

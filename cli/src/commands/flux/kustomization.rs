@@ -111,7 +111,7 @@ fn read<'a>(typed: impl Iterator<Item = &'a str>) -> Result<(String, Value), Str
 pub enum KustomizationAction {
     /// Add a kustomization to a configuration
     Create {
-        /// Which one.
+        /// The new kustomization, and the configuration that gets it.
         #[command(flatten)]
         kustomization: NamedKustomization,
         /// What it is.
@@ -123,10 +123,10 @@ pub enum KustomizationAction {
     },
     /// Change a kustomization
     Update {
-        /// Which one.
+        /// The kustomization that is changed.
         #[command(flatten)]
         kustomization: NamedKustomization,
-        /// What changes.
+        /// What changes; options that are not given leave their setting as it is.
         #[command(flatten)]
         change: Change,
         /// How long to wait.
@@ -135,7 +135,7 @@ pub enum KustomizationAction {
     },
     /// Take a kustomization from a configuration; with prune, its objects from the cluster too
     Delete {
-        /// Which one.
+        /// The kustomization that is deleted.
         #[command(flatten)]
         kustomization: NamedKustomization,
         /// Do not ask
@@ -153,7 +153,7 @@ pub enum KustomizationAction {
     },
     /// One kustomization
     Show {
-        /// Which one.
+        /// The kustomization that is shown.
         #[command(flatten)]
         kustomization: NamedKustomization,
     },
@@ -165,7 +165,7 @@ pub struct NamedKustomization {
     /// The kustomization
     #[arg(short = 'k', long = "kustomization-name", value_name = "NAME", value_parser = names::configuration)]
     pub kustomization: String,
-    /// Its configuration.
+    /// The configuration that the kustomization is part of.
     #[command(flatten)]
     pub of: NamedConfiguration,
 }

@@ -108,7 +108,7 @@ pub struct Source {
     /// Git and OCI.
     #[command(flatten)]
     pub repository: Repository,
-    /// Buckets.
+    /// Options of buckets.
     #[command(flatten)]
     pub bucket: Bucket,
     /// Azure Blob Storage.
