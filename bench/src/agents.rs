@@ -47,7 +47,7 @@ pub struct Plan {
     pub dir: PathBuf,
     /// `h2`, `websocket` or `quic`.
     pub carrier: String,
-    /// How many.
+    /// Number of agents.
     pub agents: u32,
     /// How many begin to dial in a second.
     pub rate: f64,
@@ -58,7 +58,7 @@ pub struct Plan {
 pub enum Ask {
     /// Tell once all have a tunnel that was made since they were started or lost; at the latest after so many seconds.
     Up {
-        /// Seconds.
+        /// Longest wait, in seconds.
         within: f64,
     },
     /// The gateway was killed: all have lost their tunnel now, whatever they know of it.

@@ -25,7 +25,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// Where the listener is, for the process that can reach it.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Its address.
+    /// Address of the gateway's admin listener.
     admin: SocketAddr,
 }
 

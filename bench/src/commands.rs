@@ -33,14 +33,14 @@ const PATIENCE: Duration = Duration::from_secs(60);
 pub enum Task {
     /// `kubectl get` so many times, one after the other, each a process with a connection of its own.
     Get {
-        /// How often.
+        /// Number of `kubectl get` processes.
         count: u32,
     },
     /// Lines through `kubectl exec -i` of one session into a pod, each sent when the one before is back.
     Echo {
         /// By which protocol kubectl asks for the session.
         upgrade: Upgrade,
-        /// How many.
+        /// Number of lines, sent one after the other.
         lines: u32,
     },
 }
@@ -60,7 +60,7 @@ impl Task {
 pub enum Upgrade {
     /// SPDY/3.1, of all kubectl up to 1.30.
     Spdy,
-    /// WebSocket.
+    /// WebSocket, of kubectl from 1.31 on.
     Websocket,
 }
 

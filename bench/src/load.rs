@@ -31,7 +31,7 @@ pub struct Plan {
     pub url: String,
     /// The authority to trust.
     pub ca: PathBuf,
-    /// Bearer token.
+    /// Bearer token for each request; absent if the server asks for none.
     pub token: Option<String>,
     /// What is sent.
     pub load: Load,
@@ -52,7 +52,7 @@ pub enum Until {
     /// With a line on standard input, by which something is over that users shall be seen during; not before so many
     /// requests. The answer is a [`meanwhile::Seen`].
     Over {
-        /// Requests.
+        /// The least number of requests before the end.
         least: u64,
     },
 }
@@ -91,7 +91,7 @@ pub enum Connections {
     Fresh,
 }
 
-/// One request.
+/// What one request does.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub enum Request {
     /// A small answer.
@@ -115,26 +115,26 @@ pub enum Pace {
     Open {
         /// Requests in a second.
         rate: f64,
-        /// Seconds.
+        /// Duration of the load, in seconds.
         seconds: f64,
     },
     /// So many under way at any time, for so many seconds.
     Closed {
-        /// At once.
+        /// Requests that are under way at the same time.
         concurrent: usize,
-        /// Seconds.
+        /// Duration of the load, in seconds.
         seconds: f64,
     },
     /// So many under way at any time, until so many are done.
     Count {
-        /// At once.
+        /// Requests that are under way at the same time.
         concurrent: usize,
-        /// In all.
+        /// Requests until the end.
         requests: u64,
     },
     /// One, which is cut after so many seconds and has done well if anything came.
     Within {
-        /// Seconds.
+        /// Time until the request is cut, in seconds.
         seconds: f64,
     },
 }

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 pub struct Facts {
     /// When the run began, ISO 8601 UTC.
     pub date: String,
-    /// Kernel release.
+    /// Release of the kernel, as `uname -r` prints it.
     pub kernel: String,
     /// Model of the processor.
     pub processor: String,
@@ -21,7 +21,7 @@ pub struct Facts {
     pub optimised: bool,
     /// Whether the scenarios were cut short.
     pub quick: bool,
-    /// The network.
+    /// Name of the network between the hops, such as `LOOPBACK`.
     pub link: String,
     /// What the run was started with.
     pub command: String,

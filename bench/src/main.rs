@@ -92,7 +92,7 @@ enum Command {
     Check {
         /// The file that `run` wrote; the newest in target/bench without this.
         file: Option<PathBuf>,
-        /// The targets.
+        /// File with the targets.
         #[arg(long, default_value = TARGETS)]
         targets: PathBuf,
     },

@@ -104,7 +104,7 @@ pub enum Over {
     Http2,
     /// The same in messages of a WebSocket.
     Websocket,
-    /// QUIC.
+    /// An exchange of HTTP/1.1 on each stream of a QUIC connection.
     Quic,
 }
 

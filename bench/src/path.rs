@@ -51,7 +51,7 @@ pub enum Kind {
     Rathole,
     /// A port forwarded by OpenSSH.
     Ssh,
-    /// Rancher's remotedialer.
+    /// Rancher's remotedialer: a reverse proxy that dials through the site's WebSocket.
     Remotedialer,
     /// Towline over HTTP/2.
     TowlineH2,
@@ -126,7 +126,7 @@ impl Kind {
 
 /// What paths are started with.
 pub struct Bench {
-    /// The network.
+    /// The network between the hops: loopback, or namespaces joined by veth pairs.
     pub link: Link,
     /// Where Towline's programs are.
     pub programs: PathBuf,
@@ -151,7 +151,7 @@ pub struct Running {
     pub ca: PathBuf,
     /// The name in the certificate that users see, where that is not the host of the URL.
     pub name: Option<&'static str>,
-    /// Bearer token.
+    /// Bearer token that users send; absent if the path asks for none.
     pub token: Option<String>,
     /// The hops, whose processor time and memory count; that of a fleet's gateway too.
     pub hops: Vec<Program>,

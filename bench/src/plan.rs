@@ -41,9 +41,9 @@ pub const TURN_WARM_S: f64 = 0.15;
 
 /// What is wanted, by name.
 pub struct Wanted<'a> {
-    /// Scenarios.
+    /// Names of scenarios.
     pub scenarios: &'a [String],
-    /// Paths.
+    /// Paths to measure.
     pub paths: &'a [Kind],
     /// Repeats, at most.
     pub repeat: u32,
@@ -54,11 +54,11 @@ pub struct Wanted<'a> {
 /// One scenario over one path.
 #[derive(Clone, Copy)]
 pub struct Part {
-    /// Which.
+    /// The scenario that is measured.
     pub scenario: &'static Scenario,
     /// Over which path; `None` where it goes over none.
     pub kind: Option<Kind>,
-    /// How often.
+    /// Number of repeats.
     pub repeats: u32,
 }
 

@@ -23,7 +23,7 @@ type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 
 /// One path in a plot.
 pub struct Row<'a, T> {
-    /// Its name.
+    /// Name of the path.
     pub path: &'a str,
     /// What is drawn of it.
     pub of: T,

@@ -33,7 +33,7 @@ pub struct Record {
 /// One hop of a path.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Hop {
-    /// Which.
+    /// Name of the hop's program.
     pub name: String,
     /// What it used.
     pub used: Usage,
@@ -52,9 +52,9 @@ pub struct Figure {
 /// Which of two values of a figure is the better one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Better {
-    /// The lesser.
+    /// The smaller value.
     Less,
-    /// The greater.
+    /// The larger value.
     More,
     /// None: it says what the others are of.
     Neither,
@@ -215,7 +215,7 @@ pub struct Run {
 pub struct Writer(File);
 
 impl Writer {
-    /// Begins one.
+    /// Creates the file, and the folders above it, and writes the facts as its first line.
     ///
     /// # Errors
     /// A file that cannot be written.
@@ -228,7 +228,7 @@ impl Writer {
         Ok(Self(file))
     }
 
-    /// Keeps one.
+    /// Appends a record as one line of JSON.
     ///
     /// # Errors
     /// A file that cannot be written.

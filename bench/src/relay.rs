@@ -31,7 +31,7 @@ const QUEUE: u32 = 20_000;
 /// Packets that are sent before the line is looked at again.
 const BATCH: usize = 64;
 
-/// Arguments.
+/// Arguments of `bench relay`.
 #[derive(clap::Args)]
 pub struct Args {
     /// What happens to packets, as JSON.

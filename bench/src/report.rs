@@ -56,9 +56,9 @@ pub fn names(run: &Run, name: fn(&Record) -> &str) -> Vec<&str> {
     seen
 }
 
-/// One scenario.
+/// The figures of one scenario: a row for each path.
 pub struct Table<'a> {
-    /// Its name.
+    /// Name of the scenario.
     pub scenario: &'a str,
     /// Those of which any path has one.
     pub figures: Vec<&'static Figure>,
@@ -68,7 +68,7 @@ pub struct Table<'a> {
 
 /// One path in a scenario.
 pub struct Row<'a> {
-    /// Its name.
+    /// Name of the path.
     pub path: &'a str,
     /// One for each figure; nothing where no repeat has any.
     pub cells: Vec<Cell<'a>>,
@@ -82,7 +82,7 @@ pub struct Row<'a> {
 pub struct No<'a> {
     /// What was said of the first of them.
     pub why: &'a str,
-    /// How many.
+    /// Number of repeats without figures.
     pub times: usize,
     /// Of how many.
     pub of: usize,
@@ -102,7 +102,7 @@ pub enum Cell<'a> {
     None,
     /// The rarest latencies, read from all repeats together where each alone has too few requests.
     OfAll(u64),
-    /// As measured.
+    /// The figure, compared with that of other paths.
     Of(Compared<'a>),
 }
 

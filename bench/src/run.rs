@@ -82,7 +82,7 @@ const DYING: Duration = Duration::from_secs(1);
 /// What a shell says of a program that was interrupted.
 const INTERRUPTED: u8 = 130;
 
-/// Runs.
+/// Makes a run. A signal ends it, with the programs and namespaces that it started.
 ///
 /// # Errors
 /// An unknown name, programs of Towline that are missing, a load that could not be run.
@@ -414,7 +414,7 @@ async fn answers(bench: &Bench, path: &mut Running, scene: Scene) -> anyhow::Res
     }
 }
 
-/// One request.
+/// Sends one request, to see whether the path answers.
 async fn probe(bench: &Bench, path: &Running, scene: Scene) -> anyhow::Result<Outcome> {
     match scene.server {
         Server::Synthetic => load(bench, path, (scenario::probe(), None)).await,

@@ -18,7 +18,7 @@ use crate::{
     shape::Shape,
 };
 
-/// One load.
+/// A load, what it needs, and the paths that it is shown for.
 pub struct Scenario {
     /// As on the command line.
     pub name: &'static str,

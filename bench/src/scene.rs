@@ -7,7 +7,7 @@ use crate::shape::Shape;
 pub struct Scene {
     /// The way between gateway and site.
     pub shape: Shape,
-    /// The upstream.
+    /// The server that requests end at.
     pub server: Server,
     /// Whom there must be room for.
     pub crowd: Crowd,

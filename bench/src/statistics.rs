@@ -3,11 +3,11 @@
 /// Median and spread of one figure over repeats.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Middle {
-    /// The median.
+    /// The median; the mean of the two middle values if their count is even.
     pub median: f64,
-    /// The least.
+    /// The smallest value.
     pub least: f64,
-    /// The most.
+    /// The largest value.
     pub most: f64,
     /// Of how many.
     pub count: usize,

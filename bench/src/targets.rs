@@ -73,11 +73,11 @@ pub struct Line {
 /// Whether a target holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Judgement {
-    /// It does.
+    /// The figure is within the limit.
     Holds,
     /// It does not.
     Missed,
-    /// Nobody knows.
+    /// There are too few figures to decide.
     NotMeasured,
 }
 

@@ -36,7 +36,7 @@ const BATCH: u32 = 200;
 /// Tokens and certificates of each kind that are verified for the first time, and batches of kept ones.
 #[derive(Clone, Copy, clap::Args)]
 pub struct Args {
-    /// How many.
+    /// Number of tokens and certificates of each kind, and of batches.
     #[arg(long)]
     count: u32,
 }

@@ -61,7 +61,7 @@ pub struct Upstream {
     pub admin: PathBuf,
 }
 
-/// Arguments.
+/// Arguments of the upstream's process.
 #[derive(clap::Args)]
 pub struct Args {
     /// Where to listen; the first line of standard output is the address.

@@ -16,7 +16,7 @@ pub struct User {
     pub url: String,
     /// The authority to trust.
     pub ca: PathBuf,
-    /// Bearer token.
+    /// Bearer token for each request; absent if the path asks for none.
     pub token: Option<String>,
 }
 

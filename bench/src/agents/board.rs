@@ -18,7 +18,7 @@ use crate::{
     load::{Outcome, count},
 };
 
-/// One agent.
+/// One agent of a fleet: its tunnels, and the board that shows their state.
 pub struct Member {
     tunnels: Arc<Tunnels>,
     status: Arc<StatusBoard>,

@@ -56,7 +56,7 @@ const UP: Duration = Duration::from_secs(30);
 /// The first line: which agent.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Plan {
-    /// Its settings.
+    /// Path of the agent's configuration file.
     pub config: PathBuf,
     /// How it reaches its apiserver.
     pub kubeconfig: PathBuf,
@@ -69,7 +69,7 @@ pub struct Plan {
 pub struct Ask {
     /// Exchanges in a second.
     pub rate: f64,
-    /// Seconds.
+    /// Duration of the load, in seconds.
     pub seconds: f64,
 }
 

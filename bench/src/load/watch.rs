@@ -40,7 +40,7 @@ pub struct Plan {
     pub url: String,
     /// The authority to trust.
     pub ca: PathBuf,
-    /// Bearer token.
+    /// Bearer token for each request; absent if the server asks for none.
     pub token: Option<String>,
     /// HTTP/2 connections.
     pub connections: usize,

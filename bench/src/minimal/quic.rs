@@ -54,7 +54,7 @@ pub async fn accept(incoming: quinn::Incoming) -> anyhow::Result<Connection> {
 pub struct Peers(Arc<Mutex<VecDeque<(Instant, Connection)>>>);
 
 impl Peers {
-    /// One more.
+    /// Adds a connection, which is sent its first datagram after one interval.
     pub fn add(&self, connection: Connection) {
         self.held().push_back((Instant::now() + EVERY, connection));
     }

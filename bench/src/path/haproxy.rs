@@ -8,7 +8,7 @@ use crate::{cipher, link::Seat, program::Program};
 
 const THIS: Kind = Kind::HaproxyChain;
 
-/// Starts both.
+/// Starts the outer and the inner hop.
 pub fn start(bench: &Bench, upstream: &Upstream) -> anyhow::Result<Running> {
     let outer = hop(bench, Seat::Outer, "outer", &bench.inner(THIS.port()))?;
     Ok(bench.proxied(THIS, upstream, vec![outer, hop(bench, Seat::Inner, "inner", upstream)?]))

@@ -9,7 +9,7 @@ use crate::{agents::Plan, link::Seat, program::Program, scene::Crowd};
 /// The words by which this program is those who idle.
 const IDLE: &[&str] = &["minimal", "idle"];
 
-/// Starts both.
+/// Starts the outer and the inner hop.
 pub fn start(bench: &Bench, upstream: &Upstream, kind: Kind, crowd: Crowd) -> anyhow::Result<Running> {
     let (this, address) = (std::env::current_exe()?, bench.link.address(Seat::Outer));
     let over = match kind {

@@ -11,7 +11,7 @@ const CONNECTIONS: u32 = 9000;
 /// Connections beside those of a crowd.
 const SPARE: u32 = 1000;
 
-/// Starts both.
+/// Starts the outer and the inner hop.
 pub fn start(bench: &Bench, upstream: &Upstream, crowd: Crowd) -> anyhow::Result<Running> {
     let connections = if let Crowd::Watches(watches) = crowd { needed(watches).max(CONNECTIONS) } else { CONNECTIONS };
     let address = |seat, port| format!("{}:{port}", bench.link.address(seat));

@@ -18,7 +18,7 @@ const HELD: Duration = Duration::from_millis(5);
 /// What happened to packets.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Seen {
-    /// Came in.
+    /// Packets that arrived at the relay.
     pub taken: u64,
     /// Were lost by the throw of the dice.
     pub lost: u64,
