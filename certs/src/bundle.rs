@@ -17,7 +17,7 @@ pub struct Bundle {
 }
 
 impl Bundle {
-    /// Reads one.
+    /// Reads a file that holds one certificate at least.
     ///
     /// # Errors
     /// [`LoadError`] if it cannot be read or holds something else.

@@ -23,7 +23,7 @@ pub enum PeerIdentity {
     Agent(String),
     /// The right to reach this cluster with a service-account token.
     Access {
-        /// The cluster.
+        /// ARM id of the cluster, not parsed yet.
         id: String,
         /// For whom it was issued, for the audit record.
         name: String,
@@ -33,7 +33,7 @@ pub enum PeerIdentity {
 /// A verified certificate: its role and what an observer needs of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Peer {
-    /// The role.
+    /// What the certificate is for, and for which cluster.
     pub identity: PeerIdentity,
     /// Of an agent: the object id of its cluster's identity, which is the certificate's one common name. A cluster that
     /// was deleted and created again has another. Certificates that were made by hand say something else there, or
@@ -63,7 +63,7 @@ pub enum PeerError {
     /// Not X.509, or an extension in it is broken or twice there.
     #[error("the certificate cannot be read: {0}")]
     Malformed(&'static str),
-    /// It ended.
+    /// The certificate's validity has ended.
     #[error("the certificate has expired")]
     Expired,
     /// It has not begun; usually a wrong clock.
@@ -86,9 +86,9 @@ pub enum PeerError {
         "the certificate must have exactly one subject alternative name, and that a URI; it has {uris} URIs and {others} others"
     )]
     Names {
-        /// URI names.
+        /// Number of names that are URIs.
         uris: usize,
-        /// Other names.
+        /// Number of names of other types.
         others: usize,
     },
     /// The URI is of no role of ours.
