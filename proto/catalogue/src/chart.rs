@@ -44,9 +44,9 @@ const AGENT_VALUES: &str = "towline.io/agent-values";
 /// What a chart is.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Chart {
-    /// Its name.
+    /// Name in `Chart.yaml`.
     pub name: String,
-    /// Its version.
+    /// Version in `Chart.yaml`.
     pub version: Version,
     /// What it is, in its own words.
     pub description: Option<String>,
@@ -71,7 +71,7 @@ pub struct Chart {
 /// Why an archive is no chart that can be installed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ChartError {
-    /// Too large.
+    /// Larger than any archive that is read; its size in bytes.
     #[error("the archive has {0} bytes, a chart may have {ARCHIVE_BYTES}")]
     TooLarge(u64),
     /// Too large when it is unpacked.
@@ -92,7 +92,7 @@ pub enum ChartError {
     /// Neither a file nor a folder.
     #[error("{path:?} is {kind}; a chart may hold files and folders alone")]
     Kind {
-        /// Which entry.
+        /// Path of the entry in the archive.
         path: String,
         /// What it is.
         kind: &'static str,
@@ -100,7 +100,7 @@ pub enum ChartError {
     /// A path that is not below the chart's folder, or that readers understand in two ways.
     #[error("the path {path:?} {reason}")]
     Path {
-        /// Which path.
+        /// The path as it is in the archive.
         path: String,
         /// What is wrong with it.
         reason: &'static str,
@@ -111,24 +111,24 @@ pub enum ChartError {
     /// Several folders at the top.
     #[error("the archive holds the folders {0:?} and {1:?}; a chart is one folder")]
     Folders(String, String),
-    /// No metadata.
+    /// There is no `Chart.yaml` at this path of the archive.
     #[error("there is no {0}; is it a chart?")]
     NoMetadata(String),
     /// Metadata that cannot be used.
     #[error("{path}: {reason}")]
     Metadata {
-        /// Which file.
+        /// Path of the metadata file in the archive.
         path: String,
         /// What is wrong with it.
         reason: String,
     },
-    /// A library.
+    /// The chart is of another type than `application`, such as a library.
     #[error("{METADATA}: the type is {0:?}; only an application can be installed")]
     NotApplication(String),
     /// A dependency that would have to be downloaded.
     #[error("the chart {chart} depends on {dependency}, which is not in its folder charts; run helm dependency build")]
     Dependency {
-        /// Which chart.
+        /// Name of the chart that declares the dependency.
         chart: String,
         /// What is missing.
         dependency: String,

@@ -50,7 +50,7 @@ pub enum Unfit {
     },
     /// The catalogue names other distributions.
     Distribution {
-        /// Which ones.
+        /// The distributions that the release supports.
         supported: Vec<String>,
         /// What the cluster is.
         distribution: String,
@@ -101,7 +101,7 @@ pub enum ChoiceError {
     /// No version of the train works on the cluster.
     #[error("no version in the release train {train:?} works here; of {newest}: {why}")]
     Unfit {
-        /// The train.
+        /// Name of the release train.
         train: String,
         /// Its newest version.
         newest: Version,
@@ -114,7 +114,7 @@ impl Release {
     /// Whether it works on a cluster.
     ///
     /// # Errors
-    /// Why not.
+    /// The first requirement that the cluster does not meet.
     pub fn fits(&self, cluster: &Cluster<'_>) -> Result<(), Unfit> {
         if let Some(kubernetes) = cluster.kubernetes {
             if let Some(range) = self.kube_version.as_ref().filter(|range| !range.contains(kubernetes)) {

@@ -24,7 +24,7 @@ pub const FORMAT: u32 = 1;
 /// Why bytes are no index.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum IndexError {
-    /// Too large.
+    /// Larger than any index that is read; its size in bytes.
     #[error("the index has {0} bytes, at most {INDEX_BYTES} are read")]
     TooLarge(usize),
     /// Not JSON, or not of these fields.
@@ -136,9 +136,9 @@ pub struct AllowedSetting {
 pub enum SettingValue {
     /// `true` or `false`.
     Boolean(bool),
-    /// A number.
+    /// A JSON number.
     Number(Number),
-    /// A text.
+    /// A JSON string.
     Text(String),
 }
 
@@ -148,7 +148,7 @@ pub enum SettingValue {
 pub struct Release {
     /// That of the chart.
     pub version: Version,
-    /// Which chart.
+    /// File, size and digest of the chart.
     pub chart: ChartReference,
     /// Where it is offered, such as `Stable` and `Preview`.
     pub release_trains: Vec<String>,

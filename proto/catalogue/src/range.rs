@@ -28,7 +28,7 @@ type Triple = (u64, u64, u64);
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Comparison {
     from: Triple,
-    /// Not included.
+    /// The upper bound, which is not in the range; `None`: there is none.
     to: Option<Triple>,
     /// Whether all other versions are meant.
     not: bool,

@@ -17,7 +17,7 @@ pub const PAYLOAD_TYPE: &str = "application/vnd.towline.catalogue.index.v1+json"
 /// Why a file of signatures cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SignatureError {
-    /// Too large.
+    /// Larger than any file of signatures that is read; its size in bytes.
     #[error("the file of signatures has {0} bytes, at most {SIGNATURE_BYTES} are read")]
     TooLarge(usize),
     /// Not as it should be.
@@ -26,7 +26,7 @@ pub enum SignatureError {
     /// Of another kind of document.
     #[error("the signatures are of a document of the type {0:?}, not of a catalogue's index")]
     PayloadType(String),
-    /// Too many.
+    /// More signatures than a catalogue may have keys; their number.
     #[error("the file holds {0} signatures, at most {KEYS} are read")]
     TooMany(usize),
 }

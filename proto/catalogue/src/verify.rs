@@ -62,7 +62,7 @@ pub enum VerifyError {
     /// It is older than the last one.
     #[error("the index has revision {given}, and {seen} has been seen: an old index is played back")]
     Replayed {
-        /// Its revision.
+        /// Revision of the index that was refused.
         given: u64,
         /// The last one's.
         seen: u64,
@@ -147,15 +147,15 @@ pub enum OpenError {
     /// The catalogue does not have it.
     #[error("the catalogue has no version {version} of {extension_type}")]
     Unknown {
-        /// Which type.
+        /// Name of the extension type.
         extension_type: String,
-        /// Which version.
+        /// The version that was asked for.
         version: Version,
     },
     /// It has another size.
     #[error("the chart has {given} bytes, and {catalogued} in the catalogue")]
     Size {
-        /// Its own.
+        /// Size of the chart that was given, in bytes.
         given: u64,
         /// The index's.
         catalogued: u64,
@@ -163,7 +163,7 @@ pub enum OpenError {
     /// It has another digest.
     #[error("the chart is not the one in the catalogue: its digest is {given}, not {catalogued}")]
     Digest {
-        /// Its own.
+        /// Digest of the chart that was given.
         given: Sha256,
         /// The index's.
         catalogued: Sha256,

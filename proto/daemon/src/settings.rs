@@ -39,7 +39,7 @@ impl fmt::Display for Fault {
 pub struct Faults(pub Vec<Fault>);
 
 impl Faults {
-    /// Notes one.
+    /// Adds a fault of a key.
     pub fn push(&mut self, key: impl Into<String>, problem: impl fmt::Display) {
         self.0.push(Fault { key: key.into(), problem: problem.to_string() });
     }
@@ -58,7 +58,7 @@ impl Faults {
 /// Why a file cannot be used: all its faults, each on a line of its own with the file's name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BadFile {
-    /// The file.
+    /// Path of the settings file.
     pub file: PathBuf,
     /// What is wrong with it, never empty.
     pub faults: Vec<Fault>,

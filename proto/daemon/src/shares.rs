@@ -133,7 +133,7 @@ impl<K: Hash + Eq + Clone, V, N: Hash + Ord + Clone> Shared<K, V, N> {
         }
     }
 
-    /// An entry.
+    /// The value that is kept for a key.
     pub fn get(&self, key: &K) -> Option<&V> {
         self.entries.get(key).map(|entry| &entry.value)
     }

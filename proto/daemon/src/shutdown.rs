@@ -5,11 +5,11 @@ use tokio_util::sync::CancellationToken;
 /// Where a [`Shutdown`] stands. Only ever grows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Phase {
-    /// Takes work.
+    /// Accepts new work.
     Ready,
     /// Takes no new work, finishes what is in flight.
     Draining,
-    /// Ends now.
+    /// Ends at once, whatever is in flight.
     Closed,
 }
 

@@ -25,9 +25,9 @@ pub enum ConnectError {
     /// A name could not be looked up.
     #[error("cannot look up {host}: {reason}")]
     Resolve {
-        /// The name.
+        /// The host name that was looked up.
         host: String,
-        /// Why.
+        /// Error of the lookup.
         reason: String,
     },
     /// No TCP connection.
@@ -35,7 +35,7 @@ pub enum ConnectError {
     Connect {
         /// The address, or the name if there were several.
         address: String,
-        /// Why.
+        /// Errors of the attempts; with several addresses, one for each.
         reason: String,
     },
 }

@@ -23,7 +23,7 @@ pub enum TelemetryError {
     /// The filter cannot be read.
     #[error("log filter {filter:?} is not understood; expected a level or target=level,...")]
     Filter {
-        /// As given.
+        /// The filter as it was given.
         filter: String,
         /// What is wrong with it.
         #[source]

@@ -124,7 +124,7 @@ pub type TunnelHandle = Arc<dyn Tunnel>;
 /// A peer's request to drain.
 #[derive(Clone, Debug)]
 pub struct Drain {
-    /// Why.
+    /// Why the peer drains.
     pub code: CloseCode,
     /// Reconnect after a random time of up to this.
     pub reconnect_within: Duration,
@@ -133,7 +133,7 @@ pub struct Drain {
 /// Facts about a tunnel.
 #[derive(Clone, Debug)]
 pub struct TunnelInfo {
-    /// The carrier.
+    /// The carrier that the tunnel runs on.
     pub carrier: CarrierKind,
     /// The peer's address at the start.
     pub peer: Option<SocketAddr>,
@@ -184,7 +184,7 @@ impl fmt::Display for CarrierKind {
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("tunnel closed by {}: {code}{}{message}", if *.by_peer { "peer" } else { "this end" }, if .message.is_empty() { "" } else { ": " })]
 pub struct Closed {
-    /// The code.
+    /// Why the tunnel was closed.
     pub code: CloseCode,
     /// A sentence for people, possibly empty.
     pub message: String,
@@ -227,7 +227,7 @@ pub enum StreamError {
 pub struct Incoming {
     /// The opener's head message, without its length prefix.
     pub head: Bytes,
-    /// The rest.
+    /// The channel behind the head; its first bytes are those that follow it.
     pub stream: Stream,
 }
 

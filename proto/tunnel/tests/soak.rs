@@ -25,7 +25,7 @@ use crate::carriers::{head, pair, serve};
 const STREAMS: usize = 60_000;
 /// With as many before, what is kept once is there: pools, and most of what is remembered of resets.
 const WARM: usize = 30_000;
-/// At once.
+/// Streams that are open at the same time.
 const CONCURRENT: usize = 100;
 /// What each stream may seem to leave behind, in bytes: less than the least entry of a table.
 const EACH_BYTES: usize = 16;

@@ -14,7 +14,7 @@ pub enum JsonError {
     Syntax {
         /// Where reading ended, from 1.
         line: usize,
-        /// The same.
+        /// Column in that line where reading ended.
         column: usize,
     },
     /// Deeper than a reader should follow: the stack of each is bounded.
@@ -22,7 +22,7 @@ pub enum JsonError {
     Depth {
         /// Where reading ended, from 1.
         line: usize,
-        /// The same.
+        /// Column in that line where reading ended.
         column: usize,
     },
     /// Readers differ about which of the two holds.
@@ -30,7 +30,7 @@ pub enum JsonError {
     Duplicate {
         /// Behind the second one, from 1.
         line: usize,
-        /// The same.
+        /// Column in that line, behind the second one.
         column: usize,
     },
 }

@@ -16,7 +16,7 @@ pub enum Target<'a> {
     Resource {
         /// The API group; empty for the core.
         group: &'a str,
-        /// The plural.
+        /// The resource in plural, such as `pods`.
         resource: &'a str,
         /// Empty, or such as `log`.
         subresource: &'a str,

@@ -34,7 +34,7 @@ impl Window {
 /// A role, given to a principal at a scope.
 #[derive(Debug, Clone)]
 pub struct Assignment {
-    /// Its id.
+    /// Identifies the assignment within a policy.
     pub id: Arc<str>,
     /// The object id of a user, a group or a service principal.
     pub principal: Arc<str>,

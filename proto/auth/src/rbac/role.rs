@@ -24,11 +24,11 @@ pub enum Plane {
 pub struct RawPermission {
     /// Operations on resources.
     pub actions: Vec<String>,
-    /// Less these.
+    /// Operations that are taken out of `actions`.
     pub not_actions: Vec<String>,
     /// Operations on what is in them.
     pub data_actions: Vec<String>,
-    /// Less these.
+    /// Operations that are taken out of `data_actions`.
     pub not_data_actions: Vec<String>,
 }
 

@@ -24,12 +24,12 @@ pub struct Scope(Arc<str>);
 pub struct InvalidScope(#[from] InvalidId);
 
 impl Scope {
-    /// Everything.
+    /// The root scope `/`, which contains every other one.
     pub fn root() -> Self {
         Self("/".into())
     }
 
-    /// A cluster.
+    /// The scope of a connected cluster.
     pub fn cluster(id: &ClusterId) -> Self {
         Self(id.as_str().into())
     }

@@ -92,13 +92,13 @@ pub struct Document {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct RawRole {
-    /// GUID.
+    /// GUID of the role definition.
     pub id: String,
     /// What it allows.
     pub permissions: Vec<RawPermission>,
 }
 
-/// An assignment.
+/// A role assignment, as the document has it.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct RawAssignment {
@@ -257,7 +257,7 @@ struct Sizes {
     ascending: Vec<usize>,
     /// Of all assignments at each scope.
     scopes: Vec<usize>,
-    /// All together.
+    /// Bytes of all roles and assignments together.
     total: usize,
 }
 

@@ -11,7 +11,7 @@ pub enum TokenError {
     TooLarge {
         /// Bytes of the token.
         size: usize,
-        /// The limit.
+        /// The largest token that is read, in bytes.
         limit: usize,
     },
     /// A space, a line break or another character that no token has.
@@ -125,7 +125,7 @@ pub enum TokenError {
     TooManyGroups {
         /// Groups in the token.
         count: usize,
-        /// The limit.
+        /// The largest number of groups that is accepted.
         limit: usize,
     },
     /// A user or group name that is empty, too long, or has characters that change its meaning.

@@ -33,7 +33,7 @@ pub enum FetchError {
     /// TLS failed: usually a certificate that is not trusted.
     #[error("no TLS with the issuer: {0}")]
     Tls(String),
-    /// HTTP failed.
+    /// The connection broke during the exchange, or the answer is not HTTP.
     #[error("the issuer's answer broke off or is no HTTP")]
     Http,
     /// Another status than 200.
@@ -73,7 +73,7 @@ pub trait Connect: Send + Sync {
     fn connect(&self, host: String, port: u16) -> Boxed<io::Result<Box<dyn Socket>>>;
 }
 
-/// Connects directly.
+/// Connects to the host itself, without a proxy.
 #[derive(Debug, Clone, Copy)]
 pub struct Direct;
 

@@ -57,7 +57,7 @@ const STALE_WAIT: Duration = Duration::from_secs(1);
 pub struct Probe {
     /// The issuer's name.
     pub issuer: String,
-    /// Its address.
+    /// URL of the issuer, as configured.
     pub url: String,
     /// Its keys come from a file, and nobody is asked.
     pub fixed: bool,

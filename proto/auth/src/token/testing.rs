@@ -167,7 +167,7 @@ impl TestKey {
 pub struct TestIssuer {
     /// `iss`.
     pub url: String,
-    /// Its keys.
+    /// Its keys, of which the first one signs.
     pub keys: Vec<TestKey>,
 }
 

@@ -40,7 +40,7 @@ impl Key {
         Self { name, literal, value: Value::Default, meaning }
     }
 
-    /// One without.
+    /// One without a default; `literal` is an example in TOML.
     pub const fn example(name: &'static str, literal: &'static str, meaning: &'static str) -> Self {
         Self { name, literal, value: Value::Example, meaning }
     }

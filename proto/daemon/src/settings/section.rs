@@ -145,7 +145,7 @@ impl Section {
         sections
     }
 
-    /// A text.
+    /// Reads a text that is not empty. `None`: the key is missing, or a fault was added.
     pub fn text(&mut self, name: &'static str, faults: &mut Faults) -> Option<String> {
         self.note_kind(name, || "text".to_owned());
         match self.take(name)? {

@@ -9,7 +9,7 @@ use http::{
 /// A Kubernetes `Status` object, the error body that kubectl prints.
 #[derive(Debug, Clone)]
 pub struct Status {
-    /// HTTP status.
+    /// HTTP status code of the answer, which is also `code` in the object.
     pub code: StatusCode,
     /// Kubernetes reason, such as `Forbidden` or `ServiceUnavailable`.
     pub reason: &'static str,

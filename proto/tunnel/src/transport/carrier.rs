@@ -20,7 +20,7 @@ use crate::wire::close::{CloseCode, StreamCode};
 /// What is known of a connection when a carrier is made of it.
 #[derive(Clone, Debug)]
 pub struct Facts {
-    /// The carrier.
+    /// The carrier that is made of the connection.
     pub kind: CarrierKind,
     /// The peer's address.
     pub peer: Option<SocketAddr>,

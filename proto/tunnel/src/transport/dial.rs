@@ -47,7 +47,7 @@ pub struct Target {
 pub struct Proxy {
     /// Its name or address.
     pub host: String,
-    /// Its port.
+    /// TCP port of the proxy.
     pub port: u16,
     /// For a proxy that is spoken to over TLS: its own trust, and its name.
     pub tls: Option<(Arc<ClientConfig>, ServerName<'static>)>,
@@ -91,9 +91,9 @@ pub enum DialError {
     /// A name could not be looked up.
     #[error("cannot look up {host}: {reason}")]
     Resolve {
-        /// The name.
+        /// The host name that was looked up.
         host: String,
-        /// Why.
+        /// Error of the lookup.
         reason: String,
     },
     /// No TCP connection to the gateway or, where `proxy`, to the proxy.
@@ -103,7 +103,7 @@ pub enum DialError {
         address: String,
         /// Whether it is the proxy's.
         proxy: bool,
-        /// Why.
+        /// Errors of the attempts.
         reason: String,
     },
     /// TLS with the proxy itself.
@@ -111,7 +111,7 @@ pub enum DialError {
     ProxyTls {
         /// `host:port` of the proxy.
         proxy: String,
-        /// Why.
+        /// Error of the TLS handshake with the proxy.
         reason: String,
     },
     /// 407: no or wrong user name and password for the proxy.
@@ -127,7 +127,7 @@ pub enum DialError {
     ProxyRefused {
         /// `host:port` of the proxy.
         proxy: String,
-        /// Its status.
+        /// HTTP status code of the proxy's answer.
         status: u16,
     },
     /// The proxy did not answer `CONNECT` in time, broke off or answered garbage.
@@ -135,41 +135,41 @@ pub enum DialError {
     ProxyBroken {
         /// `host:port` of the proxy.
         proxy: String,
-        /// What happened.
+        /// What went wrong while the answer was awaited.
         reason: String,
     },
     /// TLS with the gateway (or with what answers in its place).
     #[error("TLS with {host}: {reason}")]
     Tls {
-        /// The gateway.
+        /// Host name or address of the gateway.
         host: String,
-        /// Why.
+        /// Error of the TLS or HTTP/2 handshake, or that it took too long.
         reason: String,
     },
     /// The peer is no gateway, or one that does not offer this carrier: another ALPN.
     #[error("{host} does not offer carrier {carrier}")]
     NotOffered {
-        /// The gateway.
+        /// Host name or address of the gateway.
         host: String,
-        /// The carrier.
+        /// The carrier that was asked for.
         carrier: CarrierKind,
     },
     /// The WebSocket upgrade was answered with another status than 101, or not in time.
     #[error("websocket upgrade at {host}: {reason}")]
     WebSocket {
-        /// The gateway.
+        /// Host name or address of the gateway.
         host: String,
         /// The status, if it answered.
         status: Option<u16>,
-        /// What happened.
+        /// Error of the upgrade.
         reason: String,
     },
     /// No QUIC connection: no answer (UDP dropped), or its handshake failed.
     #[error("QUIC with {address}: {reason}")]
     Quic {
-        /// The address.
+        /// The address of the gateway that was tried.
         address: SocketAddr,
-        /// Why.
+        /// Error of the connection or its handshake.
         reason: String,
     },
     /// QUIC cannot go through an HTTP proxy.

@@ -70,7 +70,7 @@ pub struct AgentSide {
     pub features: types::version::Features,
     /// Called where the gateway saw no client certificate (a middlebox ended the TLS).
     pub prove: Prove,
-    /// Times.
+    /// Intervals and deadlines of the session.
     pub options: SessionOptions,
 }
 
@@ -94,7 +94,7 @@ pub struct GatewaySide<F> {
     pub session: [u8; 16],
     /// `async FnOnce(Presented) -> Result<T, Refuse>`: who it is, or why not.
     pub authenticate: F,
-    /// Times.
+    /// Intervals and deadlines of the session.
     pub options: SessionOptions,
 }
 
@@ -107,7 +107,7 @@ pub enum HelloError {
     /// The gateway refused (at the agent), or this gateway did (at the gateway).
     #[error("refused: {code}{}{message}", if .message.is_empty() { "" } else { ": " })]
     Refused {
-        /// Why.
+        /// Why the gateway refused.
         code: CloseCode,
         /// A sentence for people.
         message: String,

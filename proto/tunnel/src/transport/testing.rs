@@ -25,7 +25,7 @@ pub struct UdpCable {
     _tasks: TaskGroup,
 }
 
-/// One direction.
+/// One direction of the cable: which share of the datagrams is lost.
 #[derive(Default)]
 struct Way {
     percent: AtomicU32,

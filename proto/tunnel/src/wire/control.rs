@@ -28,28 +28,28 @@ pub enum Control {
     /// The receiver of this message may send on `stream` up to byte `position`, counted from the first byte after the
     /// opener's head, or from the first byte in the acceptor's direction.
     Window {
-        /// The stream.
+        /// The stream whose sender may go on.
         stream: StreamId,
         /// The absolute position in bytes. Never goes back; a smaller one is ignored.
         position: u64,
     },
     /// The reader of `stream` wants no more; the writer ends quietly.
     Stop {
-        /// The stream.
+        /// The stream whose writer is to end.
         stream: StreamId,
-        /// Why.
+        /// Why the reader wants no more.
         code: StreamCode,
     },
     /// No new streams on this tunnel, please; open ones go on. An agent dials elsewhere first.
     Drain {
-        /// Why.
+        /// Why the sender of this message drains.
         code: CloseCode,
         /// Reconnect after a random time of up to so many milliseconds.
         reconnect_within_ms: u64,
     },
     /// The tunnel ends now.
     Close {
-        /// Why.
+        /// Why the tunnel ends.
         code: CloseCode,
         /// A sentence for people.
         message: String,

@@ -29,7 +29,7 @@ pub struct RequestHead {
     pub role: String,
     /// Joins logs and audit records of both ends.
     pub request_id: RequestId,
-    /// The method.
+    /// HTTP method of the request.
     pub method: Method,
     /// Raw path and query exactly as received.
     pub target: Bytes,

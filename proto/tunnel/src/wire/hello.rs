@@ -78,7 +78,7 @@ pub struct Welcome {
 /// From the gateway: no tunnel, and why.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refuse {
-    /// The reason.
+    /// Why the gateway refuses the tunnel.
     pub code: CloseCode,
     /// A sentence for people.
     pub message: String,

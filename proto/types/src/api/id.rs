@@ -21,7 +21,7 @@ const PAIRS: usize = 8;
 /// Why a text is no id of a resource.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidId {
-    /// Too long.
+    /// Longer than any id may be.
     #[error("an id has {ID_BYTES} bytes at most")]
     TooLong,
     /// Not `/subscriptions/...`.
@@ -37,13 +37,13 @@ pub enum InvalidId {
     Unexpected {
         /// What stands there.
         found: String,
-        /// What may.
+        /// What may stand there, in words.
         expected: &'static str,
     },
     /// A type without a name.
     #[error("the type {0:?} is not followed by a name")]
     NoName(String),
-    /// Too deep.
+    /// More types below each other than an id may have.
     #[error("an id has {PAIRS} types at most")]
     TooDeep,
 }
@@ -143,7 +143,7 @@ impl ResourceId {
         Ok(id)
     }
 
-    /// A subscription.
+    /// The id of a subscription, `/subscriptions/<subscription>`.
     pub fn top(subscription: &str) -> Result<Self, InvalidId> {
         check(subscription)?;
         Ok(Self::made(format!("/subscriptions/{subscription}"), SUBSCRIPTIONS.to_owned(), None))
@@ -183,7 +183,7 @@ impl ResourceId {
         Self { key: fold(&text), text, kind, parent, parent_key, name }
     }
 
-    /// As written.
+    /// The id as it was written, in its own letter case.
     pub fn as_str(&self) -> &str {
         &self.text
     }

@@ -92,7 +92,7 @@ pub struct RawIssuer {
     pub allow_reserved: Vec<String>,
 }
 
-/// Presets.
+/// Presets for the settings of an issuer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum IssuerKind {
@@ -123,9 +123,9 @@ pub enum Tokens {
     /// Both; the audience decides.
     #[default]
     Any,
-    /// Access tokens.
+    /// Access tokens only.
     Access,
-    /// Id tokens.
+    /// ID tokens only (OpenID Connect Core).
     Id,
 }
 
@@ -133,9 +133,9 @@ pub enum Tokens {
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(untagged)]
 pub enum OneOrMore {
-    /// One.
+    /// A single text.
     One(String),
-    /// Several.
+    /// A list of texts.
     More(Vec<String>),
 }
 

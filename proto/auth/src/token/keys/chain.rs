@@ -34,7 +34,7 @@ pub(super) struct Chain {
     lines: Vec<Vec<Arc<Key>>>,
     /// Thumbprints of the keys that were accepted from the start.
     pinned: HashSet<String>,
-    /// By thumbprint.
+    /// When keys end, and what says so, by thumbprint.
     ends: HashMap<String, End>,
     version: u64,
 }

@@ -36,7 +36,7 @@ const LOST_MOST: f64 = 0.05;
 /// The part that is lost is that of so many packets, older ones counting less and less.
 const LOST_OF: f64 = 512.0;
 
-/// Makes controllers.
+/// Makes a congestion controller for each connection.
 #[derive(Debug, Default)]
 pub(super) struct Config {
     cubic: Arc<CubicConfig>,

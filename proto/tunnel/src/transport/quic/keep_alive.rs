@@ -186,7 +186,7 @@ impl Drop for Rest<'_> {
     }
 }
 
-/// Never ends.
+/// Sends signs of life to all peers, and looks whether they are acknowledged. Never returns.
 async fn tell(peers: Arc<Peers>) {
     let mut unsure = Due::new();
     loop {

@@ -84,7 +84,7 @@ pub(super) struct Seen {
     pub(super) kept: bool,
     /// What the carrier received so far, where silence of a tunnel in use means something (QUIC).
     pub(super) carrier: Option<u64>,
-    /// Round-trip time.
+    /// Round-trip time by the carrier, or by the session's own questions where the carrier measures none.
     pub(super) rtt: Option<Duration>,
     /// What the last question of this side took to be answered.
     pub(super) answered_in: Option<Duration>,
@@ -117,7 +117,7 @@ struct Owed {
 /// Who needs the peer now: it decides how closely the tunnel is looked at.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Need {
-    /// Nobody.
+    /// Nobody waits for the peer.
     Idle,
     /// Somebody waits, on a carrier that tells a dead peer by itself.
     Waited,
@@ -128,7 +128,7 @@ enum Need {
 /// What speaks against the peer since it was last heard; the later variant outweighs the earlier.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum Trust {
-    /// Nothing.
+    /// Nothing speaks against the peer.
     Whole,
     /// The carrier has found that the peer does not get what it is sent.
     Broken,
@@ -168,7 +168,7 @@ struct Silence {
 }
 
 impl Silence {
-    /// Of both.
+    /// How long neither the session nor the carrier has heard anything.
     fn of_all(self) -> Duration {
         self.session.min(self.carrier)
     }

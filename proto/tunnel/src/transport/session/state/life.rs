@@ -133,7 +133,7 @@ impl Life {
         !self.is_waited_on()
     }
 
-    /// Looks again.
+    /// Says that the peer is looked at again, which ends the rest.
     pub(crate) fn rise(&self) {
         self.resting.store(false, Ordering::SeqCst);
     }
