@@ -14,7 +14,7 @@ use crate::leftovers::Before;
 /// What a test needs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Needs {
-    /// Programs only.
+    /// No more than the programs of this workspace.
     Nothing,
     /// The control plane of the real cluster.
     Cluster,

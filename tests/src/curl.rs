@@ -38,14 +38,14 @@ impl Version {
     }
 }
 
-/// One answer.
+/// An HTTP answer, as curl printed it.
 #[derive(Clone, Debug)]
 pub struct Answer {
     /// The status code.
     pub status: u16,
     /// Status line and headers.
     pub head: String,
-    /// The body.
+    /// The body in bytes.
     pub body: Vec<u8>,
 }
 

@@ -20,7 +20,7 @@ pub struct Before {
 }
 
 impl Before {
-    /// Looks now.
+    /// Lists what the real cluster has now.
     pub fn look() -> anyhow::Result<Self> {
         Ok(Self { objects: listed(&cluster().admin())?.into_iter().collect(), has_passed: false })
     }

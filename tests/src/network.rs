@@ -29,7 +29,7 @@ pub fn sh(line: &str) -> anyhow::Result<String> {
 /// A namespace joined to the host by a veth pair. The host end is where the gateway is, the inner end where the agent
 /// is.
 pub struct Namespace {
-    /// Its name.
+    /// Name of the namespace, as `ip netns` knows it.
     pub name: String,
     /// Address of the host's end.
     pub outside: String,
@@ -39,7 +39,7 @@ pub struct Namespace {
 }
 
 impl Namespace {
-    /// Makes one.
+    /// Makes a namespace and its veth pair, with addresses and a route; needs root.
     pub fn new() -> anyhow::Result<Self> {
         static NUMBER: AtomicU8 = AtomicU8::new(1);
         // Another run on this machine may have some of them.

@@ -45,7 +45,7 @@ impl Objects {
         *self.hook.lock().unwrap() = None;
     }
 
-    /// The paths.
+    /// Paths of all objects that are kept.
     pub fn paths(&self) -> Vec<String> {
         self.kept.lock().unwrap().keys().cloned().collect()
     }
@@ -60,7 +60,7 @@ impl Objects {
         self.kept.lock().unwrap().insert(path.to_owned(), object);
     }
 
-    /// Forgets everything.
+    /// Forgets every object. The hook stays.
     pub fn clear(&self) {
         self.kept.lock().unwrap().clear();
     }

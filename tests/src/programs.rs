@@ -256,11 +256,11 @@ fn cut(bytes: &[u8]) -> String {
 pub struct Output {
     /// Exit code, none if a signal ended it.
     pub code: Option<i32>,
-    /// Standard output.
+    /// All that it wrote to standard output.
     pub out: Vec<u8>,
-    /// Standard error.
+    /// All that it wrote to standard error.
     pub err: String,
-    /// Wall time.
+    /// Wall-clock time that it took.
     pub took: Duration,
 }
 

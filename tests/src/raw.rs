@@ -21,7 +21,7 @@ pub struct Raw {
     held: Vec<u8>,
 }
 
-/// One answer.
+/// One HTTP/1.1 answer.
 #[derive(Debug)]
 pub struct Answer {
     /// The status code.

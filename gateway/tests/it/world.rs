@@ -362,7 +362,7 @@ impl Answer {
 }
 
 impl User {
-    /// Sends bytes.
+    /// Sends bytes to the gateway, and flushes them.
     pub async fn send(&mut self, bytes: impl AsRef<[u8]>) {
         self.stream.write_all(bytes.as_ref()).await.unwrap();
         self.stream.flush().await.unwrap();

@@ -20,7 +20,7 @@ use crate::programs::eventually;
 
 /// A cluster that was given to the API.
 pub struct Resource {
-    /// Its id.
+    /// ARM id of the resource.
     pub id: String,
     /// What was written, with its onboarding key.
     pub body: Value,
