@@ -21,7 +21,7 @@ pub enum Protocol {
 }
 
 impl Protocol {
-    /// Both protocols.
+    /// Every protocol, for tests that run once with each.
     pub const ALL: [Self; 2] = [Self::Spdy, Self::WebSocket];
 }
 
