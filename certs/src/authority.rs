@@ -163,6 +163,26 @@ impl Authority {
         Ok(Self { certificate, certificate_pem, issuer })
     }
 
+    /// Reads an authority's certificate and key from PEM.
+    ///
+    /// # Errors
+    /// [`LoadError`] if they do not fit together or are none of an authority.
+    pub fn from_pem(certificate_pem: &str, key_pem: &str) -> Result<Self, LoadError> {
+        let credentials = Credentials::from_pem(certificate_pem.as_bytes(), key_pem.as_bytes())?;
+        let certificate = credentials.chain()[0].clone();
+        Roots::from_der(vec![certificate.clone()])?;
+        let key = file::private_key(None, key_pem.as_bytes())?;
+        let key = KeyPair::try_from(&key).map_err(|_| file::error(None, Problem::KeyKind))?;
+        let issuer =
+            Issuer::from_ca_cert_der(&certificate, key).map_err(|_| file::error(None, Problem::Certificate(1)))?;
+        Ok(Self { certificate, certificate_pem: certificate_pem.to_owned(), issuer })
+    }
+
+    /// Its key as PEM (PKCS#8), for whoever keeps it elsewhere than in files.
+    pub fn key_pem(&self) -> String {
+        self.issuer.key().serialize_pem()
+    }
+
     /// The certificate, which others trust.
     pub fn certificate(&self) -> &CertificateDer<'static> {
         &self.certificate
@@ -232,6 +252,17 @@ impl Authority {
             params.subject_alt_names.push(server_name(name)?);
         }
         self.issue(params, ExtendedKeyUsagePurpose::ServerAuth)
+    }
+
+    /// The certificate of a client that is known by this common name and has no other role.
+    ///
+    /// # Errors
+    /// [`AuthorityError::Name`] for a name that no certificate can hold.
+    pub fn issue_client(&self, name: &str, validity: Validity) -> Result<Issued, AuthorityError> {
+        if !facts::is_name(name) {
+            return Err(AuthorityError::Name(name.to_owned(), "name of a client"));
+        }
+        self.issue(parameters(name, validity)?, ExtendedKeyUsagePurpose::ClientAuth)
     }
 
     /// The certificate of an agent of this cluster: a tunnel.

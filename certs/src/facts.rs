@@ -77,8 +77,8 @@ pub(crate) fn last_second(end: SystemTime) -> SystemTime {
     end.checked_sub(LAST).unwrap_or(end)
 }
 
-/// The common name of an authority, and when it ends.
-pub fn authority_facts(certificate: &CertificateDer<'static>) -> (Option<String>, SystemTime) {
+/// The common name of a certificate, such as an authority's, and when it ends.
+pub fn authority_facts(certificate: &CertificateDer<'_>) -> (Option<String>, SystemTime) {
     let parsed = x509_parser::parse_x509_certificate(certificate);
     let name = parsed.ok().and_then(|(_, parsed)| common_name(&parsed));
     (name, not_after(std::slice::from_ref(certificate)))

@@ -16,6 +16,7 @@
 //! | [`serving`] | the certificate of a listener inside of a cluster, made and renewed by who serves |
 //! | [`skew`] | what an agent whose clock is wrong takes from its gateway |
 //! | [`tls`] | rustls configurations of every listener and client |
+//! | [`webhook`] | the certificates of a webhook server and of the apiserver that asks it |
 //!
 //! **Roles.** One authority (ECDSA P-256) issues for a gateway. The role of a client certificate is its one URI name:
 //! `urn:towline:agent:<cluster id>` is the right to serve that cluster's tunnel, `urn:towline:access:<cluster id>` the
@@ -35,6 +36,7 @@ pub mod server_certificate;
 pub mod serving;
 pub mod skew;
 pub mod tls;
+pub mod webhook;
 
 mod facts;
 mod file;

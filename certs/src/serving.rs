@@ -158,7 +158,7 @@ fn address(bytes: &[u8]) -> Option<String> {
 }
 
 /// The blocks of a PEM text.
-fn blocks(pem: &str) -> Vec<&str> {
+pub(crate) fn blocks(pem: &str) -> Vec<&str> {
     const BEGIN: &str = "-----BEGIN ";
     let starts: Vec<usize> = pem.match_indices(BEGIN).map(|(at, _)| at).take(KEPT_MAX + 1).collect();
     let ends = starts.iter().skip(1).copied().chain([pem.len()]);

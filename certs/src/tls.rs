@@ -16,7 +16,10 @@ use rustls::{
     version::{TLS12, TLS13},
 };
 
-use crate::{credentials::Credentials, provider::provider, roots::Roots, server_certificate::ServerCertificate};
+use crate::{
+    credentials::Credentials, facts::authority_facts, provider::provider, roots::Roots,
+    server_certificate::ServerCertificate,
+};
 
 /// ALPN of the tunnel carriers QUIC and HTTP/2.
 pub const ALPN_TUNNEL: &[u8] = b"towline/1";
@@ -97,6 +100,62 @@ impl ClientCertVerifier for Bounded {
     }
 }
 
+/// Refuses a client that has another common name than this one, though its certificate holds.
+#[derive(Debug)]
+struct Named {
+    verifier: Arc<dyn ClientCertVerifier>,
+    name: String,
+}
+
+impl ClientCertVerifier for Named {
+    fn offer_client_auth(&self) -> bool {
+        self.verifier.offer_client_auth()
+    }
+
+    fn client_auth_mandatory(&self) -> bool {
+        self.verifier.client_auth_mandatory()
+    }
+
+    fn root_hint_subjects(&self) -> &[DistinguishedName] {
+        self.verifier.root_hint_subjects()
+    }
+
+    fn verify_client_cert(
+        &self,
+        own: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        now: UnixTime,
+    ) -> Result<ClientCertVerified, Error> {
+        let verified = self.verifier.verify_client_cert(own, intermediates, now)?;
+        match authority_facts(own).0 {
+            Some(name) if name == self.name => Ok(verified),
+            _ => Err(Error::General("the client's certificate is of another name".to_owned())),
+        }
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        own: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.verifier.verify_tls12_signature(message, own, signed)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        own: &CertificateDer<'_>,
+        signed: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.verifier.verify_tls13_signature(message, own, signed)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.verifier.supported_verify_schemes()
+    }
+}
+
 fn server(
     versions: &[&'static SupportedProtocolVersion],
     verifier: Arc<dyn ClientCertVerifier>,
@@ -137,6 +196,20 @@ pub fn server_public(
 /// When rustls refuses the settings.
 pub fn server_inside(certificate: Arc<dyn ResolvesServerCert>) -> Result<ServerConfig, TlsError> {
     server(ONLY_13, WebPkiClientVerifier::no_client_auth(), certificate, &[ALPN_HTTP11])
+}
+
+/// A listener inside of a cluster for one client: as [`server_inside`], and the client has to show a certificate of
+/// `roots` with the common name `client`. Any other client, and one without a certificate, fails in the handshake.
+///
+/// # Errors
+/// When rustls refuses the roots.
+pub fn server_inside_for(
+    certificate: Arc<dyn ResolvesServerCert>,
+    roots: &Roots,
+    client: &str,
+) -> Result<ServerConfig, TlsError> {
+    let verifier = Named { verifier: client_verifier(roots, false)?, name: client.to_owned() };
+    server(ONLY_13, Arc::new(verifier), certificate, &[ALPN_HTTP11])
 }
 
 /// The tunnel listener on QUIC: TLS 1.3, ALPN `towline/1`, a client certificate is required.

@@ -1,0 +1,305 @@
+//! The certificates of a webhook server and of its one client, an apiserver, under an authority of their own that the
+//! server makes, keeps and follows by the next one. It reads no clock.
+//!
+//! An apiserver reads the file that names authority and client certificate once, when it starts, and somebody has to
+//! carry that file to its machine. So both live ten years, and the next pair is made in the last year, beside the old
+//! one: the server takes either client, and shows a certificate of the authority that was there first, which a client
+//! with the old file and one with the new file trust. The server's own certificate lives 90 days and is replaced in
+//! the middle of them; no client notices.
+
+use std::{
+    fmt,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+
+use rustls::{
+    server::{ClientHello, ResolvesServerCert},
+    sign::CertifiedKey,
+};
+
+use crate::{
+    authority::{Authority, AuthorityError},
+    credentials::Credentials,
+    facts::{self, Validity},
+    file::LoadError,
+    roots::Roots,
+    serving::{Now, blocks},
+};
+
+/// How long an authority and its client's certificate live.
+pub const AUTHORITY_LIFE: Duration = Duration::from_secs(3650 * 86_400);
+/// What is left of an authority's life when the next one is made.
+pub const AUTHORITY_AHEAD: Duration = Duration::from_secs(365 * 86_400);
+/// How long the server's certificate lives, and how old it is when the next one is made.
+pub const SERVER_LIFE: Duration = Duration::from_secs(90 * 86_400);
+/// See [`SERVER_LIFE`].
+pub const SERVER_RENEW_AT: Duration = Duration::from_secs(45 * 86_400);
+/// By how much a certificate begins before it is made, for clocks that are behind.
+const BACKDATED: Duration = Duration::from_secs(3600);
+/// Authorities kept at once: one, and the next.
+const AUTHORITIES_MAX: usize = 2;
+
+/// The certificates, the oldest authority first. Keys do not print.
+#[derive(Clone, Default)]
+pub struct Webhook {
+    authorities: Vec<Arc<Generation>>,
+    server: Option<Pair>,
+}
+
+/// Certificates and keys as texts of PEM, to keep.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct Kept {
+    /// The authorities' certificates and keys.
+    pub authorities: (String, String),
+    /// Their clients' certificates and keys, in the same order.
+    pub clients: (String, String),
+    /// The server's certificate and key.
+    pub server: (String, String),
+}
+
+impl fmt::Debug for Kept {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Kept").finish_non_exhaustive()
+    }
+}
+
+struct Generation {
+    authority: Authority,
+    client: Pair,
+}
+
+#[derive(Clone)]
+struct Pair {
+    certificate_pem: String,
+    key_pem: String,
+    credentials: Credentials,
+    validity: Validity,
+}
+
+impl Pair {
+    fn read(certificate_pem: &str, key_pem: &str) -> Option<Self> {
+        let credentials = Credentials::from_pem(certificate_pem.as_bytes(), key_pem.as_bytes()).ok()?;
+        let (validity, _) = facts::facts(credentials.chain().first()?)?;
+        Some(Self { certificate_pem: certificate_pem.to_owned(), key_pem: key_pem.to_owned(), credentials, validity })
+    }
+
+    fn holds(&self, now: SystemTime) -> bool {
+        self.validity.not_before <= now && now < self.validity.not_after
+    }
+}
+
+impl Generation {
+    fn make(client: &str, now: SystemTime) -> Result<Self, AuthorityError> {
+        let validity = Validity { not_before: now - BACKDATED, not_after: now + AUTHORITY_LIFE };
+        let authority = Authority::create("towline-guard", validity)?;
+        let issued = authority.issue_client(client, validity)?;
+        let client = Pair::read(&issued.certificate_pem, issued.key_pem());
+        let client = client.ok_or(AuthorityError::Internal("what was made does not read back"))?;
+        Ok(Self { authority, client })
+    }
+
+    fn read(authority: (&str, &str), client: (&str, &str)) -> Option<Self> {
+        let (authority, client) =
+            (Authority::from_pem(authority.0, authority.1).ok()?, Pair::read(client.0, client.1)?);
+        Some(Self { authority, client })
+    }
+
+    fn has_ended(&self, now: SystemTime) -> bool {
+        self.authority.not_after() <= now
+    }
+}
+
+impl Webhook {
+    /// What [`Self::kept`] gave. What does not fit together is left out: another one is made in its place.
+    pub fn read(kept: &Kept) -> Self {
+        let [certificates, keys, clients, client_keys] =
+            [&kept.authorities.0, &kept.authorities.1, &kept.clients.0, &kept.clients.1].map(|text| blocks(text));
+        let authorities = certificates.into_iter().zip(keys).zip(clients.into_iter().zip(client_keys));
+        let authorities = authorities.filter_map(|(authority, client)| Generation::read(authority, client));
+        Self {
+            authorities: authorities.take(AUTHORITIES_MAX).map(Arc::new).collect(),
+            server: Pair::read(&kept.server.0, &kept.server.1),
+        }
+    }
+
+    /// As texts.
+    pub fn kept(&self) -> Kept {
+        let mut kept = Kept::default();
+        for generation in &self.authorities {
+            kept.authorities.0.push_str(generation.authority.certificate_pem());
+            kept.authorities.1.push_str(&generation.authority.key_pem());
+            kept.clients.0.push_str(&generation.client.certificate_pem);
+            kept.clients.1.push_str(&generation.client.key_pem);
+        }
+        if let Some(server) = &self.server {
+            kept.server = (server.certificate_pem.clone(), server.key_pem.clone());
+        }
+        kept
+    }
+
+    /// Makes what is missing, has ended, or is to be followed; forgets authorities that have ended. `client` is the
+    /// client's name, `names` the server's. Whether anything has changed.
+    ///
+    /// # Errors
+    /// [`AuthorityError::Name`] for no name at all or one that no certificate can hold.
+    pub fn renew(&mut self, client: &str, names: &[&str], now: SystemTime) -> Result<bool, AuthorityError> {
+        let before = self.authorities.len();
+        self.authorities.retain(|generation| !generation.has_ended(now));
+        let mut changed = self.authorities.len() != before;
+        let fresh = |generation: &Arc<Generation>| {
+            generation.client.holds(now) && now + AUTHORITY_AHEAD < generation.authority.not_after()
+        };
+        if !self.authorities.iter().any(fresh) {
+            self.authorities.truncate(AUTHORITIES_MAX - 1);
+            self.authorities.push(Arc::new(Generation::make(client, now)?));
+            changed = true;
+        }
+        let first = self.authorities.first().ok_or(AuthorityError::Internal("no authority"))?;
+        let mut wanted: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
+        wanted.sort_unstable();
+        wanted.dedup();
+        let is_good = |server: &Pair| {
+            let mut found = server.credentials.server_names();
+            found.sort_unstable();
+            server.holds(now)
+                && now < server.validity.not_before + BACKDATED + SERVER_RENEW_AT
+                && found == wanted
+                && first.authority.is_issuer_of(&server.credentials)
+        };
+        if !self.server.as_ref().is_some_and(is_good) {
+            let not_after = (now + SERVER_LIFE).min(first.authority.not_after());
+            let validity = Validity { not_before: now - BACKDATED, not_after };
+            let wanted: Vec<&str> = wanted.iter().map(String::as_str).collect();
+            let issued = first.authority.issue_server(&wanted, validity)?;
+            self.server = Pair::read(&issued.certificate_pem, issued.key_pem());
+            changed = true;
+        }
+        Ok(changed)
+    }
+
+    /// The authorities, which the server trusts for clients.
+    ///
+    /// # Errors
+    /// Where there is none.
+    pub fn roots(&self) -> Result<Roots, LoadError> {
+        Roots::from_der(self.authorities.iter().map(|generation| generation.authority.certificate().clone()).collect())
+    }
+
+    /// For a client's settings: what it trusts, and its own newest certificate and key, as PEM.
+    pub fn client(&self) -> Option<(String, &str, &str)> {
+        let newest = self.authorities.last()?;
+        let authorities = self.authorities.iter().map(|generation| generation.authority.certificate_pem()).collect();
+        Some((authorities, &newest.client.certificate_pem, &newest.client.key_pem))
+    }
+
+    /// When the newest client's certificate and the server's end.
+    pub fn ends(&self) -> Option<(SystemTime, SystemTime)> {
+        Some((self.authorities.last()?.client.validity.not_after, self.server.as_ref()?.validity.not_after))
+    }
+
+    /// What the server shows, by the clock of each handshake: nothing outside of its time.
+    pub fn shown(&self, now: Now) -> Arc<dyn ResolvesServerCert> {
+        Arc::new(Shown { server: self.server.clone(), now })
+    }
+}
+
+impl fmt::Debug for Webhook {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Webhook").field("authorities", &self.authorities.len()).finish_non_exhaustive()
+    }
+}
+
+struct Shown {
+    server: Option<Pair>,
+    now: Now,
+}
+
+impl fmt::Debug for Shown {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Shown").finish_non_exhaustive()
+    }
+}
+
+impl ResolvesServerCert for Shown {
+    fn resolve(&self, _hello: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
+        self.server
+            .as_ref()
+            .filter(|server| server.holds((self.now)()))
+            .map(|server| server.credentials.certified_key())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NAMES: &[&str] = &["guard.towline.svc", "192.0.2.7"];
+    const CLIENT: &str = "kube-apiserver";
+    const DAY: Duration = Duration::from_secs(86_400);
+
+    fn begin() -> SystemTime {
+        SystemTime::UNIX_EPOCH + 20_000 * DAY
+    }
+
+    fn made() -> Webhook {
+        let mut made = Webhook::default();
+        assert!(made.renew(CLIENT, NAMES, begin()).unwrap());
+        made
+    }
+
+    #[test]
+    fn z10_servers_certificate_is_replaced_in_the_middle_of_its_life_under_one_authority() {
+        let mut webhook = made();
+        let (authority, client, _) = webhook.client().map(|(a, c, k)| (a, c.to_owned(), k.to_owned())).unwrap();
+        assert!(!webhook.renew(CLIENT, NAMES, begin() + 44 * DAY).unwrap());
+        let before = webhook.kept().server;
+        assert!(webhook.renew(CLIENT, NAMES, begin() + 45 * DAY).unwrap());
+        assert_ne!(webhook.kept().server, before);
+        let now = webhook.client().unwrap();
+        assert_eq!((&now.0, now.1), (&authority, client.as_str()), "an apiserver has nothing to read anew");
+        assert!(webhook.renew(CLIENT, &["192.0.2.8"], begin() + 46 * DAY).unwrap(), "another name");
+    }
+
+    /// An apiserver with the old file and one with the new file are both served in the last year.
+    #[test]
+    fn z10_next_authority_is_made_a_year_ahead_beside_the_old_one() {
+        let mut webhook = made();
+        let old = webhook.client().unwrap().1.to_owned();
+        let (early, late) = (begin() + 3284 * DAY, begin() + 3286 * DAY);
+        webhook.renew(CLIENT, NAMES, early).unwrap();
+        assert_eq!(webhook.client().unwrap().1, old);
+        assert!(webhook.renew(CLIENT, NAMES, late).unwrap());
+        let (trusted, new, _) = webhook.client().unwrap();
+        assert_eq!(trusted.matches("BEGIN CERTIFICATE").count(), 2);
+        assert_ne!(new, old);
+        let server = webhook.server.as_ref().unwrap();
+        assert!(webhook.authorities[0].authority.is_issuer_of(&server.credentials), "who has the old file trusts it");
+        assert!(!webhook.renew(CLIENT, NAMES, late + DAY).unwrap(), "one next is enough");
+        assert!(webhook.renew(CLIENT, NAMES, begin() + 3651 * DAY).unwrap());
+        assert_eq!(webhook.authorities.len(), 1, "what has ended is forgotten");
+        let server = webhook.server.as_ref().unwrap();
+        assert!(webhook.authorities[0].authority.is_issuer_of(&server.credentials));
+    }
+
+    #[test]
+    fn z10_what_is_kept_reads_back_and_what_does_not_fit_is_made_anew() {
+        let webhook = made();
+        let kept = webhook.kept();
+        assert_eq!(Webhook::read(&kept).kept(), kept);
+        assert!(!Webhook::read(&kept).renew(CLIENT, NAMES, begin() + DAY).unwrap());
+        let other = made().kept();
+        let mixed = Kept { authorities: (kept.authorities.0.clone(), other.authorities.1), ..kept.clone() };
+        let mut read = Webhook::read(&mixed);
+        assert!(read.renew(CLIENT, NAMES, begin()).unwrap() && read.kept() != kept);
+        assert!(!format!("{webhook:?} {kept:?}").contains("PRIVATE"));
+        assert!(Webhook::default().renew(CLIENT, &[], begin()).is_err());
+    }
+
+    #[test]
+    fn a7_no_certificate_is_shown_outside_of_its_time() {
+        let webhook = made();
+        let server = webhook.server.clone().unwrap();
+        assert!(server.holds(begin()) && !server.holds(begin() + 90 * DAY) && !server.holds(begin() - DAY));
+    }
+}
