@@ -34,7 +34,9 @@ use serde_json::{Map, Value};
 use tokio::sync::watch;
 
 pub use self::{
-    config::{Fault, Faults, ISSUER_KEYS, Issuer, IssuerKind, OWN_ISSUER_PATH, OneOrMore, Pop, RawIssuer, Tokens},
+    config::{
+        Fault, Faults, ISSUER_KEYS, Issuer, IssuerKind, OWN_ISSUER_PATH, ObjectId, OneOrMore, Pop, RawIssuer, Tokens,
+    },
     decisions::KEEP,
     error::{PopError, TokenError},
     fetch::{Boxed, Connect, DOCUMENT_BYTES, Direct, FETCH_DEADLINE, Fetch, FetchError, HttpsFetch, Socket},

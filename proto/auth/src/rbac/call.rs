@@ -142,6 +142,25 @@ impl Asking<'_> {
         Verdict::Allowed(verbs)
     }
 
+    /// Decides what an apiserver asks by a SubjectAccessReview: `info`, and for what is no resource its `path`. A verb of
+    /// a call is decided as [`Self::call`] decides the call itself, so that the answer is the same on either way; the
+    /// apiserver asks for the verbs besides it (`escalate`, `bind`, `sign`) by further reviews.
+    ///
+    /// A review does not say whether a `get` is an upgrade. It is taken for one that only reads, as the cluster's own
+    /// RBAC takes it; subresources that connect need the right to write all the same ([`data_action`]).
+    pub fn review(&self, info: &RequestInfo, path: &str) -> bool {
+        if !info.is_resource || VERBS[..8].iter().any(|verb| **verb == info.verb) {
+            return self.call(info, path, true) != Verdict::NoOpinion;
+        }
+        let subresource = if info.verb == "impersonate" { "" } else { &*info.subresource };
+        let target = Target::Resource { group: &info.api_group, resource: &info.resource, subresource, safe: true };
+        let scope = match &*info.namespace {
+            "" => Scope::cluster(self.cluster),
+            namespace => Scope::namespace(self.cluster, namespace),
+        };
+        self.may(&info.verb, target, &scope)
+    }
+
     /// Whether a part of what `kubectl --as` asks for may be impersonated: `resource` is `users`, `groups`,
     /// `serviceaccounts` (in a namespace), `uids` or `userextras`.
     pub fn impersonate(&self, group: &str, resource: &str, namespace: Option<&str>) -> bool {
@@ -342,6 +361,48 @@ mod tests {
         assert_eq!(verbs(&admin, &Method::POST, csrs), "create approve sign attest");
         for resource in ["authorization.openshift.io/v1/rolebindings", "template.openshift.io/v1/templateinstances"] {
             assert_eq!(verbs(&admin, &Method::POST, &format!("/apis/{resource}")), "-", "{resource}");
+        }
+    }
+
+    #[test]
+    fn z1_reviews_are_decided_as_the_calls_themselves() {
+        let viewer = policy(&[("Azure Arc Kubernetes Viewer", "/namespaces/dev")]);
+        let admin = policy(&[("Azure Arc Kubernetes Cluster Admin", "")]);
+        let may = |policy: &Policy, verb: &str, group: &str, resource: &str, namespace: &str| {
+            let (resource, subresource) = resource.split_once('/').unwrap_or((resource, ""));
+            let info = RequestInfo {
+                verb: verb.to_owned().into(),
+                is_resource: true,
+                api_group: group.to_owned(),
+                resource: resource.to_owned(),
+                subresource: subresource.to_owned(),
+                namespace: namespace.to_owned(),
+                ..RequestInfo::default()
+            };
+            let cluster = CLUSTER.parse().unwrap();
+            let principals = [user_key("ann")];
+            Asking { policy, principals: &principals, cluster: &cluster, now: 0 }.review(&info, "")
+        };
+        for (verb, group, resource, namespace, viewed, administered) in [
+            ("list", "", "pods", "dev", true, true),
+            ("get", "", "pods/log", "dev", true, true),
+            ("get", "", "pods/exec", "dev", false, true),
+            ("create", "", "pods/exec", "dev", false, true),
+            ("get", "", "secrets", "dev", false, true),
+            ("list", "", "pods", "", false, true),
+            ("list", "example.com", "widgets", "dev", false, true),
+            ("impersonate", "", "users", "", false, true),
+            ("impersonate", "authentication.k8s.io", "userextras/scopes", "", false, true),
+            ("escalate", RBAC, "clusterroles", "", false, true),
+            ("bind", RBAC, "clusterroles", "", false, true),
+            ("approve", CERTIFICATES, "signers", "", false, true),
+            ("use", "policy", "podsecuritypolicies", "", false, true),
+            ("*", "", "pods", "dev", false, false),
+            ("list", "", "*", "dev", false, false),
+            ("proxy", "", "nodes", "", false, false),
+        ] {
+            assert_eq!(may(&viewer, verb, group, resource, namespace), viewed, "viewer: {verb} {group} {resource}");
+            assert_eq!(may(&admin, verb, group, resource, namespace), administered, "{verb} {group} {resource}");
         }
     }
 

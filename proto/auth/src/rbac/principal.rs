@@ -1,6 +1,7 @@
 //! What assignments call somebody: the same at the gateway, which keeps the assignments, and in the cluster, which
 //! decides by a snapshot of them.
 
+use super::call::RESERVED_PREFIX;
 use crate::token::Identity;
 
 /// Characters of a GUID.
@@ -10,6 +11,13 @@ const GUID: usize = 36;
 pub fn principals(identity: &Identity) -> Vec<String> {
     let groups = identity.groups.iter().map(|group| group_key(group));
     std::iter::once(user_key(&identity.principal)).chain(groups).collect()
+}
+
+/// The same of a user as a SubjectAccessReview has them: `object_id` with the prefix of their issuer, and their groups.
+/// Groups that Kubernetes or the agent gives are in no assignment.
+pub fn principals_of<'a>(object_id: &str, groups: impl Iterator<Item = &'a str>) -> Vec<String> {
+    let given = |group: &&str| !["system:", RESERVED_PREFIX].iter().any(|prefix| group.starts_with(prefix));
+    std::iter::once(user_key(object_id)).chain(groups.filter(given).map(group_key)).collect()
 }
 
 /// How a user or service principal is named.

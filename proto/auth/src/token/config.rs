@@ -37,6 +37,15 @@ pub(super) enum KeySource {
     Pinned(KeySet),
 }
 
+/// Where Kubernetes keeps the id of an issuer's user that role assignments name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ObjectId {
+    /// In `uid`.
+    Uid,
+    /// In the extra of this key.
+    Extra(String),
+}
+
 /// A valid issuer.
 #[derive(Debug, Clone)]
 pub struct Issuer {
@@ -75,6 +84,25 @@ impl Issuer {
     /// Its name in logs, audit and grants.
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// What its user names begin with.
+    pub fn username_prefix(&self) -> &str {
+        &self.username_prefix
+    }
+
+    /// Where a user, as Kubernetes knows them, has the id that role assignments call them by: a SubjectAccessReview has
+    /// the user and not the token. `None`: nowhere.
+    pub fn object_id(&self) -> Option<ObjectId> {
+        let claim = match &self.username {
+            Username::Entra => "oid",
+            Username::Claim(_) => "sub",
+        };
+        if self.uid_claim.as_deref() == Some(claim) {
+            return Some(ObjectId::Uid);
+        }
+        let key = self.extra.iter().find(|(_, from)| *from == claim).map(|(key, _)| key.clone());
+        key.map(ObjectId::Extra)
     }
 
     /// Its `iss`.
