@@ -3,7 +3,7 @@
 
 use std::{net::SocketAddr, sync::Arc};
 
-use axum::{Json, Router, extract::State, http::StatusCode, routing::get};
+use axum::{Json, Router, extract, http::StatusCode, routing::get};
 use daemon::{Phase, Shutdown, admin};
 use hyper_util::service::TowerToHyperService;
 use metrics_exporter_prometheus::PrometheusHandle;
@@ -11,9 +11,14 @@ use serde_json::{Value, json};
 use tokio::net::TcpListener;
 
 use crate::{
-    config::RoleSet,
+    config::{Deployment, RoleSet},
     identity::{Identities, spell},
-    roles::{clusteridentityoperator, health::Health, kube_aad_proxy::dial::Apiserver, serve::Server},
+    roles::{
+        clusteridentityoperator, guard,
+        health::{Health, State},
+        kube_aad_proxy::dial::Apiserver,
+        serve::Server,
+    },
     tunnel::status::StatusBoard,
 };
 
@@ -70,10 +75,18 @@ impl Admin {
     }
 }
 
-/// Ready is a tunnel that is up, in a process that does not drain. What is not ready says why.
-async fn readyz(State(facts): State<Facts>) -> (StatusCode, String) {
+/// Ready is a tunnel that is up, in a process that does not drain; for guard, that the apiserver is answered. What is
+/// not ready says why.
+async fn readyz(extract::State(facts): extract::State<Facts>) -> (StatusCode, String) {
     let why = if facts.shutdown.phase() != Phase::Ready {
         "draining".to_owned()
+    } else if facts.roles == RoleSet::Of(Deployment::Guard) {
+        // It answers the apiserver also while the gateway is away, and must be found then.
+        match facts.health.all().remove(guard::NAME) {
+            Some(health) if health.state == State::Running => return (StatusCode::OK, "ok\n".to_owned()),
+            Some(health) => format!("guard: {}", health.message),
+            None => "guard has not begun".to_owned(),
+        }
     } else if facts.status.is_deleted() {
         "the cluster's resource was deleted: these agents ask only once an hour".to_owned()
     } else if facts.status.carrier().is_none() {
@@ -88,7 +101,7 @@ async fn readyz(State(facts): State<Facts>) -> (StatusCode, String) {
     (StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n"))
 }
 
-async fn status(State(facts): State<Facts>) -> Json<Value> {
+async fn status(extract::State(facts): extract::State<Facts>) -> Json<Value> {
     let apiserver = facts.apiserver.as_ref().map(|apiserver| apiserver.open());
     let identity = facts.identities.current().map(|identity| {
         let stored = &identity.stored;
@@ -111,6 +124,6 @@ async fn status(State(facts): State<Facts>) -> Json<Value> {
     }))
 }
 
-async fn metrics(State(facts): State<Facts>) -> String {
+async fn metrics(extract::State(facts): extract::State<Facts>) -> String {
     facts.metrics.map(|metrics| metrics.render()).unwrap_or_default()
 }

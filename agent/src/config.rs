@@ -6,6 +6,7 @@
 mod deployment;
 mod extensions;
 mod gitops;
+mod guard;
 mod identity;
 mod identity_tokens;
 mod metadata;
@@ -36,6 +37,7 @@ pub use self::{
     deployment::{Deployment, RoleSet},
     extensions::{Extensions, LockedSetting},
     gitops::Gitops,
+    guard::{Guard, Owner, service_address},
     identity::{IdentitySource, IdentityStore, ManagedIdentity, Via},
     identity_tokens::TokenListener,
     metadata::Metadata,
@@ -65,6 +67,8 @@ pub struct Config {
     pub extensions: Option<Extensions>,
     /// What flux configurations may do in this cluster; none: there are none.
     pub gitops: Option<Gitops>,
+    /// The webhook server for the cluster's apiserver; none: there is none.
+    pub guard: Option<Guard>,
     /// What is known of the cluster beforehand.
     pub metadata: Metadata,
     /// How the cluster is reached.
@@ -240,6 +244,15 @@ impl Config {
         let proxy = root.section("proxy", out);
         let proxy = if named { read_proxy(proxy, out) } else { None };
         let impersonation = read_impersonation(root.section("impersonation", out), out);
+        let guard = match root.optional_section("guard", out) {
+            Some(section) => guard::read(section, roles, (&issuers, &impersonation), out),
+            None => {
+                if roles == RoleSet::Of(Deployment::Guard) {
+                    out.push("guard", "must be there with roles = \"guard\": where the apiserver asks");
+                }
+                None
+            }
+        };
         let azure_rbac = root.optional_section("azure_rbac", out).and_then(|s| read_azure_rbac(s, &issuers, out));
         let mut sessions = root.section("sessions", out);
         let outlive_token = sessions.duration("outlive_token", Duration::ZERO..=OUTLIVE_MAX, out);
@@ -260,6 +273,7 @@ impl Config {
             identity_tokens,
             extensions,
             gitops,
+            guard,
             metadata,
             cluster,
             issuers,
@@ -539,7 +553,7 @@ mod tests {
         "#;
         let faults = faults_of(text);
         for key in [
-            "roles: is \"everything\": expected clusterconnect-agent, controller-manager, extension-manager, fluxconfig-agent or all",
+            "roles: is \"everything\": expected clusterconnect-agent, controller-manager, extension-manager, fluxconfig-agent, guard or all",
             "gateway.certificate_file: is not for an agent with [identity]",
             "gateway.via: is \"agent\": expected host:port",
             "identity.cluster_id: is \"c\"",

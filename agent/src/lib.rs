@@ -81,6 +81,9 @@ pub enum BuildError {
     /// Extensions without what they need.
     #[error("extensions")]
     Extensions(#[from] roles::extension_manager::SetupError),
+    /// The webhook server without what it needs.
+    #[error("guard")]
+    Guard(#[from] roles::guard::SetupError),
     /// Flux configurations without what they need.
     #[error("flux configurations")]
     Gitops(#[from] roles::fluxconfig_agent::SetupError),
@@ -134,7 +137,8 @@ impl Agent {
         };
         let (mut admin, mut forward) = (None, None);
         let issuer_keys = parts.managed()?.map(|(_, store)| store);
-        let Parts { config, cluster, connector, identities, status, health, users, server, metrics, .. } = parts;
+        let Parts { config, cluster, connector, identities, status, health, judges, users, server, metrics, .. } =
+            parts;
         if let Some(address) = config.admin {
             let bound = Admin::bind(address).await.map_err(bind("admin", address))?;
             tracing::info!(address = bound.address().ok().map(tracing::field::display), "agent admin listener");
@@ -156,7 +160,7 @@ impl Agent {
             shutdown: shutdown.clone(),
             metrics,
         };
-        let authenticator = users.map(|users| users.authenticator);
+        let authenticator = judges.map(|judges| judges.authenticator);
         if let Some(authenticator) = &authenticator {
             facts.identities.teach(authenticator.verifier().clone());
         }

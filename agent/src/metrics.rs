@@ -68,6 +68,10 @@ pub fn describe() {
         "agent_log_lines_dropped_total",
         "Log lines that were not sent to the gateway because the buffer was full"
     );
+    describe_counter!("guard_reviews_total", "Questions of the apiserver that guard answered, by kind and outcome");
+    describe_counter!("guard_cache_total", "Questions about rights that the cache was asked for, by result");
+    describe_counter!("guard_connections_refused_total", "Connections to guard that came to nothing, by reason");
+    describe_gauge!("guard_certificate_not_after_seconds", "When a certificate of guard ends, seconds since 1970");
     describe_counter!("agent_pushes_total", "Pushes to the gateway, by kind and result");
 }
 
@@ -163,6 +167,27 @@ pub fn certificate_ends(at: std::time::SystemTime) {
 /// Log lines were lost.
 pub fn log_lines_dropped(lines: u64) {
     counter!("agent_log_lines_dropped_total").increment(lines);
+}
+
+/// Guard answered the apiserver.
+pub fn reviewed(kind: &'static str, outcome: &'static str) {
+    counter!("guard_reviews_total", "kind" => kind, "outcome" => outcome).increment(1);
+}
+
+/// Guard looked into its cache of decisions.
+pub fn review_cached(hit: bool) {
+    counter!("guard_cache_total", "result" => if hit { "hit" } else { "miss" }).increment(1);
+}
+
+/// A connection to guard came to nothing.
+pub fn guard_refused(reason: &'static str) {
+    counter!("guard_connections_refused_total", "reason" => reason).increment(1);
+}
+
+/// When a certificate of guard ends.
+pub fn guard_certificate_ends(certificate: &'static str, at: std::time::SystemTime) {
+    let seconds = at.duration_since(std::time::SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
+    gauge!("guard_certificate_not_after_seconds", "certificate" => certificate).set(seconds as f64);
 }
 
 /// Something was pushed to the gateway.

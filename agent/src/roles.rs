@@ -12,6 +12,7 @@
 //! | [`resource`] | the custom resource |
 //! | [`sessions`] | what users have open |
 
+pub mod assignment_sync_agent;
 pub mod cluster_metadata_operator;
 pub mod clusterconnect_agent;
 pub mod clusteridentityoperator;
@@ -59,6 +60,7 @@ use crate::{BuildError, config::Deployment};
 
 /// Every role. Which of them one process runs, `roles` in its settings says ([`Entry::runs_in`]).
 pub const ALL: &[Entry] = &[
+    assignment_sync_agent::ENTRY,
     cluster_metadata_operator::ENTRY,
     clusterconnect_agent::ENTRY,
     clusteridentityoperator::ENTRY,

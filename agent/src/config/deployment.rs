@@ -15,12 +15,19 @@ pub enum Deployment {
     ExtensionManager,
     /// Makes flux configurations Flux's objects; there only where the extension microsoft.flux is installed.
     FluxconfigAgent,
+    /// Answers the apiserver's own questions about tokens and rights; there only where guard is on.
+    Guard,
 }
 
 impl Deployment {
     /// Every Deployment.
-    pub const ALL: &'static [Self] =
-        &[Self::ClusterconnectAgent, Self::ControllerManager, Self::ExtensionManager, Self::FluxconfigAgent];
+    pub const ALL: &'static [Self] = &[
+        Self::ClusterconnectAgent,
+        Self::ControllerManager,
+        Self::ExtensionManager,
+        Self::FluxconfigAgent,
+        Self::Guard,
+    ];
 
     /// As in the settings, in the chart, and as a label of what is sent to the gateway.
     pub const fn name(self) -> &'static str {
@@ -29,6 +36,7 @@ impl Deployment {
             Self::ControllerManager => "controller-manager",
             Self::ExtensionManager => "extension-manager",
             Self::FluxconfigAgent => "fluxconfig-agent",
+            Self::Guard => "guard",
         }
     }
 }

@@ -5,7 +5,7 @@
 use auth::token::ISSUER_KEYS;
 use daemon::settings::reference::{self, Key, Table};
 
-use super::{Config, extensions, gitops, identity_tokens, metadata};
+use super::{Config, extensions, gitops, guard, identity_tokens, metadata};
 
 pub(super) const fn table(name: &'static str, needed: bool, meaning: &'static str, keys: &'static [Key]) -> Table {
     Table { name, many: false, needed, meaning, keys }
@@ -38,6 +38,7 @@ pub const TABLES: &[Table] = &[
     identity_tokens::TABLE,
     extensions::TABLE,
     gitops::TABLE,
+    guard::TABLE,
     metadata::TABLE,
     table("cluster", false, "How the apiserver is reached; without it by the pod's service account.", CLUSTER),
     Table {
@@ -64,7 +65,7 @@ pub const TABLES: &[Table] = &[
 const ROOT: &[Key] = &[Key::default(
     "roles",
     "\"clusterconnect-agent\"",
-    "What this process does: clusterconnect-agent, controller-manager, extension-manager, fluxconfig-agent or all.",
+    "What this process does: clusterconnect-agent, controller-manager, extension-manager, fluxconfig-agent, guard or all.",
 )];
 
 const GATEWAY: &[Key] = &[
@@ -196,7 +197,8 @@ mod tests {
 
     const FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/reference.toml");
     /// Another key, or another table, stands in for them.
-    const EITHER: &[&str] = &["gateway.certificate_file", "gateway.key_file", "identity_tokens.server_names"];
+    const EITHER: &[&str] =
+        &["gateway.certificate_file", "gateway.key_file", "guard.server_names", "identity_tokens.server_names"];
 
     #[test]
     fn the_kept_reference_is_what_is_printed() {

@@ -1,5 +1,6 @@
-//! Pulls the roles and assignments that concern this cluster, for [`Authorizer`] to decide by: at once when
-//! they change, and again before their statement ends. One that cannot be had leaves what is known until that ends.
+//! Pulls the roles and assignments that concern this cluster from the gateway, for [`Authorizer`] to decide by: as soon
+//! as they change, and again before their statement expires. While the gateway cannot be reached, the last snapshot
+//! stays in use until its statement expires. Each process that decides by assignments runs this role.
 
 use std::{
     sync::Arc,
@@ -19,19 +20,19 @@ use crate::{
 };
 
 /// This role's name.
-pub const NAME: &str = "guard";
+pub const NAME: &str = "assignment-sync-agent";
 
 /// In the list of roles.
 pub const ENTRY: Entry = Entry {
     name: NAME,
     module: module_path!(),
-    runs_in: &[Deployment::ClusterconnectAgent],
+    runs_in: &[Deployment::ClusterconnectAgent, Deployment::Guard],
     build: |parts| {
-        let authorizer = parts.users.as_ref().map(|users| users.authorizer.clone());
+        let authorizer = parts.judges.as_ref().map(|judges| judges.authorizer.clone());
         // Only where the settings name who vouches for roles and assignments.
         let authorizer = authorizer.filter(|authorizer| authorizer.is_on());
-        let guard = |authorizer| Guard::new(parts.api.clone(), authorizer, parts.health.of(NAME));
-        Ok(authorizer.map(|authorizer| Arc::new(guard(authorizer)) as Arc<dyn Role>))
+        let sync = |authorizer| AssignmentSync::new(parts.api.clone(), authorizer, parts.health.of(NAME));
+        Ok(authorizer.map(|authorizer| Arc::new(sync(authorizer)) as Arc<dyn Role>))
     },
 };
 
@@ -43,13 +44,13 @@ const ANSWER_BYTES: usize = 2 * DOCUMENT_BYTES + 64 * 1024;
 const PAUSE: Duration = Duration::from_millis(200);
 
 /// The role.
-pub struct Guard {
+pub struct AssignmentSync {
     api: AgentApi,
     authorizer: Arc<Authorizer>,
     health: Reporter,
 }
 
-impl Guard {
+impl AssignmentSync {
     /// Asks over the tunnel.
     pub fn new(api: AgentApi, authorizer: Arc<Authorizer>, health: Reporter) -> Self {
         Self { api, authorizer, health }
@@ -124,7 +125,7 @@ struct Fault {
     retry_after: Option<Duration>,
 }
 
-impl Role for Guard {
+impl Role for AssignmentSync {
     fn name(&self) -> &'static str {
         NAME
     }

@@ -51,6 +51,8 @@ pub struct Parts {
     pub health: Health,
     /// The time of day.
     pub clock: SharedClock,
+    /// What judges users; `None` where this process neither serves users nor answers the apiserver about them.
+    pub judges: Option<Judges>,
     /// What serving users takes; `None` where this process serves none.
     pub users: Option<Users>,
     /// Serves the tunnel's streams by the roles.
@@ -69,6 +71,18 @@ pub struct Parts {
     pub logs: Option<LogBuffer>,
 }
 
+/// What says who somebody is and what they may do: the same for requests through the tunnel and for the apiserver's
+/// own questions.
+#[derive(Clone)]
+pub struct Judges {
+    /// Judges users' tokens.
+    pub authenticator: Arc<Authenticator>,
+    /// Asks roles and assignments.
+    pub authorizer: Arc<Authorizer>,
+    /// Whom users may be.
+    pub names: Names,
+}
+
 /// What the roles share that serve users.
 pub struct Users {
     /// The cluster's apiserver.
@@ -83,19 +97,21 @@ pub struct Users {
     pub sessions: Arc<Sessions>,
 }
 
-impl Users {
-    async fn new(
-        config: &Config,
-        connector: &Arc<Connector>,
-        cluster: &ClusterId,
-        connections: &TaskGroup,
-    ) -> Result<Self, BuildError> {
-        let access = Access::new(&config.cluster).await?;
-        let apiserver = Arc::new(Apiserver::new(access, connections.clone())?);
+impl Judges {
+    fn new(config: &Config, connector: &Arc<Connector>, cluster: &ClusterId) -> Result<Self, BuildError> {
         let verifier = crate::verifier(config, connector)?;
         let authenticator = Arc::new(Authenticator::new(verifier, cluster.clone()));
         let authorizer = Authorizer::new(authenticator.clone(), config.azure_rbac.clone());
-        let (names, sessions) = (Names::new(&config.impersonation), Sessions::new(config.outlive_token));
+        Ok(Self { authenticator, authorizer, names: Names::new(&config.impersonation) })
+    }
+}
+
+impl Users {
+    async fn new(config: &Config, judges: Judges, connections: &TaskGroup) -> Result<Self, BuildError> {
+        let access = Access::new(&config.cluster).await?;
+        let apiserver = Arc::new(Apiserver::new(access, connections.clone())?);
+        let Judges { authenticator, authorizer, names } = judges;
+        let sessions = Sessions::new(config.outlive_token);
         Ok(Self { apiserver, authenticator, authorizer, names, sessions })
     }
 }
@@ -112,9 +128,11 @@ impl Parts {
         let identities = Identities::default();
         let connector = Arc::new(Connector::new(&config, &identities)?);
         let cluster = crate::own_cluster(&config, &connector)?;
-        let users = match config.roles.serves_users() {
-            true => Some(Users::new(&config, &connector, &cluster, connections).await?),
-            false => None,
+        let judged = config.roles.serves_users() || config.guard.is_some();
+        let judges = judged.then(|| Judges::new(&config, &connector, &cluster)).transpose()?;
+        let users = match judges.clone().filter(|_| config.roles.serves_users()) {
+            Some(judges) => Some(Users::new(&config, judges, connections).await?),
+            None => None,
         };
         let kubernetes = kubernetes_client(&config).await?;
         let status = Arc::<StatusBoard>::default();
@@ -131,6 +149,7 @@ impl Parts {
             status,
             health: Health::default(),
             clock: Arc::new(SystemClock),
+            judges,
             users,
             wanted: server.wanted().clone(),
             server,
@@ -159,7 +178,8 @@ async fn kubernetes_client(config: &Config) -> Result<Option<kube::Client>, Buil
         &config.gateway.identity,
         IdentitySource::Managed(ManagedIdentity { store: IdentityStore::Secret(_), .. })
     );
-    if !secret && !config.roles.manages() && config.extensions.is_none() {
+    let guards = config.guard.as_ref().is_some_and(|guard| guard.directory.is_none());
+    if !secret && !config.roles.manages() && config.extensions.is_none() && !guards {
         return Ok(None);
     }
     match kubernetes::client(&config.cluster).await {

@@ -155,7 +155,7 @@ impl Store {
 }
 
 /// Replaces a file whole.
-fn write(dir: &Path, name: &str, text: &str, mode: u32) -> io::Result<()> {
+pub fn write(dir: &Path, name: &str, text: &str, mode: u32) -> io::Result<()> {
     std::fs::DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
     let (path, beside) = (dir.join(name), dir.join(format!(".{name}.new")));
     let mut file = std::fs::OpenOptions::new().write(true).create(true).truncate(true).mode(mode).open(&beside)?;

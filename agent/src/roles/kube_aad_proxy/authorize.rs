@@ -1,6 +1,7 @@
 //! What roles and assignments say of a call (feature Z9), where the cluster is told to ask them: the snapshot that
-//! concerns it, signed by an issuer whose keys are pinned here, pulled by role [`guard`](crate::roles::guard). Without
-//! one that holds nobody has anything by assignments, and the cluster's own RBAC decides alone.
+//! concerns it, signed by an issuer whose keys are pinned here, pulled by role
+//! [`assignment_sync_agent`](crate::roles::assignment_sync_agent). Without one that holds nobody has anything by
+//! assignments, and the cluster's own RBAC decides alone.
 
 use std::{
     sync::Arc,
@@ -74,6 +75,29 @@ pub enum SnapshotError {
     Older(i64, i64),
 }
 
+/// What an apiserver is told of a user's rights.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reviewed {
+    /// Roles and assignments are not asked in this cluster.
+    Off,
+    /// There is no snapshot, or its statement has expired.
+    Unknown,
+    /// Decided by the snapshot of `at`.
+    Decided {
+        /// Whether an assignment allows it.
+        allowed: bool,
+        /// Which snapshot decided.
+        at: Edition,
+    },
+}
+
+/// Tells one snapshot from another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Edition {
+    revision: i64,
+    ends: SystemTime,
+}
+
 /// A right that a call was allowed by. It may be withdrawn while the call lasts.
 pub struct Right {
     known: watch::Receiver<Option<Arc<Known>>>,
@@ -113,6 +137,30 @@ impl Authorizer {
     /// The revision that is decided by; 0 without one.
     pub fn revision(&self) -> i64 {
         self.known.borrow().as_ref().map_or(0, |known| known.revision)
+    }
+
+    /// The snapshot that holds; none where nothing can be decided.
+    pub fn edition(&self, now: SystemTime) -> Option<Edition> {
+        let known = self.known.borrow();
+        let known = known.as_ref().filter(|known| known.holds(now))?;
+        Some(Edition { revision: known.revision, ends: known.ends })
+    }
+
+    /// Decides what an apiserver asks about somebody ([`auth::rbac::call::Asking::review`]).
+    pub fn review(&self, principals: &[String], info: &RequestInfo, path: &str, now: SystemTime) -> Reviewed {
+        if self.issuer.is_none() {
+            return Reviewed::Off;
+        }
+        let Some(known) = self.known.borrow().clone().filter(|known| now < known.ends) else {
+            return Reviewed::Unknown;
+        };
+        if !known.enabled {
+            return Reviewed::Off;
+        }
+        let cluster = self.authenticator.cluster();
+        let asking = Asking { policy: &known.policy, principals, cluster, now: seconds(now) };
+        let at = Edition { revision: known.revision, ends: known.ends };
+        Reviewed::Decided { allowed: asking.review(info, path), at }
     }
 
     /// Takes a snapshot in place of the one that is known, if it is signed, of this cluster and not older.

@@ -1,0 +1,200 @@
+//! The webhook server that the cluster's apiserver asks about tokens and rights (docs/features.md Z1).
+
+use std::{net::SocketAddr, path::PathBuf};
+
+use auth::token::{Issuer, ObjectId};
+use daemon::settings::{
+    Faults, Section,
+    reference::{Key, Table},
+};
+
+use super::{
+    Impersonation, RoleSet,
+    deployment::{Deployment, is_for},
+    reference::table,
+    split_url,
+};
+
+/// The most names that the server's certificate has.
+const SERVER_NAMES_MAX: usize = 16;
+/// The most users that are left to the cluster's own RBAC by name.
+const SKIP_USERS_MAX: usize = 1000;
+
+/// In the reference.
+pub(super) const TABLE: Table = table(
+    "guard",
+    false,
+    "Answers the cluster's apiserver about tokens and rights, as its authentication and authorization webhook; only where guard runs.",
+    &[
+        Key::required("listen", "\"0.0.0.0:8444\"", "Address and port."),
+        Key::required("server_names", "[\"guard.towline.svc\"]", "Names of the certificate that it makes itself."),
+        Key::example(
+            "server",
+            "\"https://10.96.0.20:443\"",
+            "What the apiserver dials; without it the address of the Service guard.",
+        ),
+        Key::example(
+            "directory",
+            "\"/var/lib/towline/guard\"",
+            "The folder of the certificates and of the apiserver's two files; without it Secrets.",
+        ),
+        Key::default(
+            "skip_users",
+            "[]",
+            "User names, as the apiserver has them, that only the cluster's own RBAC decides about.",
+        ),
+    ],
+);
+
+/// The webhook server.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Guard {
+    /// Where it listens.
+    pub listen: SocketAddr,
+    /// Names of the certificate that it makes itself.
+    pub server_names: Vec<String>,
+    /// Host and port that the apiserver dials; none: those of the Service.
+    pub server: Option<(String, u16)>,
+    /// Where certificates and the apiserver's files are kept; none: in Secrets.
+    pub directory: Option<PathBuf>,
+    /// Users that only the cluster's own RBAC decides about.
+    pub skip_users: Vec<String>,
+    /// Whose users these are, and where the apiserver has their ids.
+    pub issuers: Vec<Owner>,
+}
+
+/// An issuer, as its users' names tell it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Owner {
+    /// What its user names begin with.
+    pub prefix: String,
+    /// Where Kubernetes has what assignments call a user.
+    pub object_id: ObjectId,
+}
+
+/// Environment variables that Kubernetes sets in pods for the Service `guard`.
+const SERVICE_HOST: &str = "GUARD_SERVICE_HOST";
+const SERVICE_PORT: &str = "GUARD_SERVICE_PORT";
+
+/// The address of the Service `guard`, as a pod knows it that was started after the Service was made.
+pub fn service_address() -> Option<(String, u16)> {
+    let host = std::env::var(SERVICE_HOST).ok().filter(|host| !host.is_empty())?;
+    Some((host, std::env::var(SERVICE_PORT).ok()?.parse().ok()?))
+}
+
+pub(super) fn read(
+    mut section: Section,
+    roles: RoleSet,
+    (issuers, impersonation): (&[Issuer], &Impersonation),
+    out: &mut Faults,
+) -> Option<Guard> {
+    let listen = section.required_parsed("listen", "an address and a port such as 0.0.0.0:8444", out, |text| {
+        text.parse::<SocketAddr>().map_err(|_| "expected an address and a port such as 0.0.0.0:8444")
+    });
+    let server_names = section.texts("server_names", out).unwrap_or_default();
+    if server_names.is_empty() || server_names.len() > SERVER_NAMES_MAX {
+        let expected = format!("expected 1 to {SERVER_NAMES_MAX} names, such as guard.towline.svc");
+        out.push(section.key("server_names"), expected);
+    }
+    for name in &server_names {
+        if rustls::pki_types::ServerName::try_from(name.as_str()).is_err() {
+            out.push(section.key("server_names"), format_args!("{name:?}: expected a host name or an address"));
+        }
+    }
+    let server = section.parsed("server", out, |text| split_url(text, &["https"]).map(|(_, host, port)| (host, port)));
+    let directory = section.path("directory", out);
+    let skip_users = section.texts("skip_users", out).unwrap_or_default();
+    if skip_users.len() > SKIP_USERS_MAX {
+        out.push(section.key("skip_users"), format_args!("expected at most {SKIP_USERS_MAX}"));
+    }
+    if !roles.runs(Deployment::Guard) {
+        out.push(section.key("listen"), is_for(Deployment::Guard, "it answers the apiserver"));
+    }
+    let key = section.key("listen");
+    section.end(out);
+    let issuers = owners(issuers, impersonation, &key, out);
+    Some(Guard { listen: listen?, server_names, server, directory, skip_users, issuers })
+}
+
+/// A SubjectAccessReview names a user and no issuer: which one it is, the prefix of the name tells, and what assignments
+/// call the user has to be in what Kubernetes knows of them.
+fn owners(issuers: &[Issuer], impersonation: &Impersonation, key: &str, out: &mut Faults) -> Vec<Owner> {
+    let mut owners: Vec<Owner> = Vec::new();
+    for (at, issuer) in issuers.iter().enumerate() {
+        let prefix = issuer.username_prefix().to_owned();
+        if let Some(other) = issuers[..at].iter().find(|other| other.username_prefix() == prefix) {
+            let (one, other) = (issuer.name(), other.name());
+            out.push(
+                key,
+                format_args!(
+                    "issuers {other:?} and {one:?} have the same username_prefix {prefix:?}, and an apiserver's question about a user's rights does not say which of the two the user is of; give them different prefixes"
+                ),
+            );
+        }
+        let object_id = issuer.object_id().filter(|id| match id {
+            ObjectId::Uid => true,
+            ObjectId::Extra(key) => impersonation.extras.contains(key),
+        });
+        match object_id {
+            Some(object_id) => owners.push(Owner { prefix, object_id }),
+            None => out.push(
+                key,
+                format_args!(
+                    "the apiserver does not learn what role assignments call the users of issuer {:?}; leave out its uid_claim, or name the claim in its extra and in impersonation.extras",
+                    issuer.name()
+                ),
+            ),
+        }
+    }
+    // The longest first: a name that begins with it is of no other.
+    owners.sort_by_key(|owner| std::cmp::Reverse(owner.prefix.len()));
+    owners
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use auth::token::ObjectId;
+
+    use super::Owner;
+    use crate::config::Config;
+
+    const REST: &str = "roles = \"guard\"\n[gateway]\nurl = \"https://gw\"\ncertificate_file = \"c\"\nkey_file = \"k\"\n\
+        [guard]\nlisten = \"127.0.0.1:0\"\nserver_names = [\"guard.towline.svc\"]\n";
+
+    fn read(issuers: &str) -> Result<Vec<Owner>, Vec<String>> {
+        let config = Config::parse(&format!("{REST}{issuers}"), Path::new("/etc/towline"));
+        config
+            .map(|config| config.guard.unwrap().issuers)
+            .map_err(|faults| faults.0.iter().map(ToString::to_string).collect())
+    }
+
+    #[test]
+    fn z1_issuers_without_distinct_prefixes_are_refused() {
+        let issuer =
+            |name: &str, more: &str| format!("[[issuers]]\nname = \"{name}\"\nurl = \"https://{name}\"\n{more}");
+        let owners = read(
+            &(issuer("a", "username_prefix = \"a:\"\ngroups_prefix = \"a:\"\n")
+                + &issuer("bb", "username_prefix = \"bb:\"\ngroups_prefix = \"bb:\"\nkind = \"entra\"\n")),
+        )
+        .unwrap();
+        let owner = |prefix: &str, object_id| Owner { prefix: prefix.to_owned(), object_id };
+        assert_eq!(owners, [owner("bb:", ObjectId::Extra("oid".to_owned())), owner("a:", ObjectId::Uid)]);
+        let same = "username_prefix = \"x:\"\ngroups_prefix = \"x:\"\n";
+        let faults = read(&(issuer("a", same) + &issuer("b", same))).unwrap_err();
+        assert!(faults.iter().any(|fault| fault.contains("same username_prefix")), "{faults:?}");
+        let faults = read(&issuer("a", "uid_claim = \"employee\"\n")).unwrap_err();
+        assert!(faults.iter().any(|fault| fault.contains("does not learn")), "{faults:?}");
+        assert!(read(&issuer("a", "uid_claim = \"employee\"\nextra = { oid = \"sub\" }\n")).is_ok());
+    }
+
+    #[test]
+    fn z1_guard_is_for_its_own_roles_and_these_need_it() {
+        let faults = |text: &str| Config::parse(text, Path::new("/etc")).unwrap_err().0;
+        let told = faults(&REST.replace("\"guard\"\n", "\"controller-manager\"\n"));
+        assert!(told.iter().any(|fault| fault.to_string().starts_with("guard.listen: is for")), "{told:?}");
+        let told = faults(REST.split("[guard]").next().unwrap());
+        assert!(told.iter().any(|fault| fault.to_string().starts_with("guard")), "{told:?}");
+    }
+}

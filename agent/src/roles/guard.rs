@@ -1,0 +1,257 @@
+//! The cluster's own authentication and authorization webhook (docs/features.md Z1): the apiserver asks here whose a
+//! token is and what somebody may do. Both are answered as for requests through the tunnel, by the same verifiers and
+//! the same signed snapshot of roles and assignments, so that a user is the same who goes straight to the apiserver.
+//!
+//! ```text
+//! POST /tokenreviews            authentication.k8s.io/v1, v1beta1    TokenReview
+//! POST /subjectaccessreviews    authorization.k8s.io/v1, v1beta1     SubjectAccessReview
+//! GET  /healthz, /readyz
+//! ```
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | [`access`] | what somebody may do, in guard's order and with its reasons; the cache of decisions |
+//! | [`answer`] | a request and its answer; the bounds of both |
+//! | [`keeper`] | the certificates: made, kept and renewed here, and the files that the apiserver is given (Z10) |
+//! | [`review`] | the two kinds of questions, read and written |
+//! | [`token`] | whose a token is |
+
+pub mod access;
+pub mod answer;
+pub mod keeper;
+pub mod review;
+pub mod token;
+
+use std::{
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+    time::Duration,
+};
+
+use daemon::{Shutdown, TaskGroup};
+use futures_util::future::BoxFuture;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio_rustls::TlsAcceptor;
+
+use self::{
+    access::Access,
+    answer::Desk,
+    keeper::{Keeper, Published, Store},
+    token::Tokens,
+};
+use super::{Entry, Role, parts::Parts};
+use crate::{
+    BuildError, chain,
+    config::{self, Deployment},
+    metrics,
+    peers::{Peers, Place},
+};
+
+/// This role's name.
+pub const NAME: &str = "guard";
+
+/// In the list of roles.
+pub const ENTRY: Entry = Entry {
+    name: NAME,
+    module: module_path!(),
+    runs_in: &[Deployment::Guard],
+    build: |parts| {
+        let Some(settings) = &parts.config.guard else { return Ok(None) };
+        Ok(Some(Arc::new(Guard::of(settings, parts)?)))
+    },
+};
+
+/// Handshakes at once, in all and from one address. Apart from connections, so that who has no certificate takes no
+/// place of the apiserver's.
+const HANDSHAKES_MAX: usize = 256;
+const HANDSHAKES_PER_PEER: usize = 64;
+/// Connections at once, in all and from one address: several apiservers may be behind one.
+const CONNECTIONS_MAX: usize = 1024;
+const CONNECTIONS_PER_PEER: usize = 512;
+/// How long a handshake may take.
+const HANDSHAKE: Duration = Duration::from_secs(5);
+/// How long a connection may be idle, and a head may take: longer than an apiserver keeps an idle connection (90 s), so
+/// that it is the one that closes it.
+const IDLE: Duration = Duration::from_secs(120);
+/// Connections that wait to be accepted, at most.
+const BACKLOG: u32 = 1024;
+/// After a failed accept, such as without free files.
+const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
+/// Bytes and lines of a request's head at most.
+const HEAD_BYTES: usize = 64 * 1024;
+const HEAD_LINES: usize = 64;
+
+/// Why guard cannot be built.
+#[derive(Debug, thiserror::Error)]
+pub enum SetupError {
+    /// Certificates are kept in Secrets, and there is no way to these.
+    #[error(
+        "there is no way to the apiserver, whose Secrets keep the certificates; set [cluster] kubeconfig, or guard.directory"
+    )]
+    NoStore,
+    /// Nothing says what the apiserver dials.
+    #[error("nobody says what the apiserver dials: no Service guard is known to this pod; set guard.server")]
+    NoServer,
+    /// The process does not judge users.
+    #[error("no issuers are configured, so that every token is somebody else's; write [[issuers]]")]
+    NoIssuers,
+}
+
+/// The role.
+pub struct Guard {
+    listener: TcpListener,
+    published: Published,
+    keeper: Keeper,
+    desk: Arc<Desk>,
+    handshakes: Peers,
+    connections: Peers,
+}
+
+impl Guard {
+    /// Serves on `listener`, with what `keeper` looks after.
+    pub fn new(listener: TcpListener, keeper: Keeper, desk: Desk) -> Self {
+        Self {
+            listener,
+            published: keeper.published.clone(),
+            keeper,
+            desk: Arc::new(desk),
+            handshakes: Peers::new(HANDSHAKES_MAX, HANDSHAKES_PER_PEER),
+            connections: Peers::new(CONNECTIONS_MAX, CONNECTIONS_PER_PEER),
+        }
+    }
+
+    fn of(settings: &config::Guard, parts: &Parts) -> Result<Self, BuildError> {
+        let judges = parts.judges.clone().filter(|_| !settings.issuers.is_empty()).ok_or(SetupError::NoIssuers)?;
+        let store = match &settings.directory {
+            Some(directory) => Store::Directory(directory.clone()),
+            None => Store::Cluster(parts.kubernetes.clone().ok_or(SetupError::NoStore)?),
+        };
+        let (host, port) = settings.server.clone().or_else(config::service_address).ok_or(SetupError::NoServer)?;
+        let listener = listen(settings.listen).map_err(|source| BuildError::Listener {
+            what: NAME,
+            address: settings.listen,
+            source,
+        })?;
+        let mut names = settings.server_names.clone();
+        if !names.contains(&host) {
+            names.push(host.clone());
+        }
+        let keeper = Keeper {
+            published: Published::default(),
+            names,
+            server: (host, port),
+            store,
+            clock: parts.clock.clone(),
+            health: parts.health.of(NAME),
+        };
+        let tokens = Tokens { authenticator: judges.authenticator, names: judges.names };
+        let access = Access::new(judges.authorizer, settings.issuers.clone(), &settings.skip_users);
+        Ok(Self::new(listener, keeper, Desk::new(tokens, access, parts.clock.clone())))
+    }
+
+    async fn accept(&self) {
+        let tasks = TaskGroup::new("guard");
+        loop {
+            let (socket, peer) = match self.listener.accept().await {
+                Ok(accepted) => accepted,
+                Err(err) => {
+                    tracing::warn!(error = %err, "cannot accept a connection of the apiserver");
+                    tokio::time::sleep(ACCEPT_AGAIN).await;
+                    continue;
+                }
+            };
+            let (Some(tls), Some(place)) = (self.published.acceptor(), self.handshakes.take(peer.ip())) else {
+                metrics::guard_refused("limit");
+                continue;
+            };
+            let connection = Connection {
+                peer: peer.ip(),
+                place,
+                published: self.published.clone(),
+                connections: self.connections.clone(),
+                desk: self.desk.clone(),
+            };
+            tasks.spawn("connection", connection.serve(socket, tls));
+        }
+    }
+}
+
+fn listen(address: SocketAddr) -> std::io::Result<TcpListener> {
+    let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    socket.listen(BACKLOG)
+}
+
+struct Connection {
+    peer: IpAddr,
+    /// Of handshakes.
+    place: Place<IpAddr>,
+    published: Published,
+    connections: Peers,
+    desk: Arc<Desk>,
+}
+
+impl Connection {
+    async fn serve(self, socket: TcpStream, tls: TlsAcceptor) {
+        let Self { peer, place, published, connections, desk } = self;
+        let _ = socket.set_nodelay(true);
+        let io = match tokio::time::timeout(HANDSHAKE, tls.accept(socket)).await {
+            Ok(Ok(io)) => io,
+            Ok(Err(err)) => {
+                metrics::guard_refused("tls");
+                return tracing::debug!(%peer, error = %err, "no TLS with a client of guard");
+            }
+            Err(_) => return metrics::guard_refused("timeout"),
+        };
+        drop(place);
+        if let Some(own) = io.get_ref().1.peer_certificates().and_then(<[_]>::first) {
+            published.presented(own);
+        }
+        let Some(_place) = connections.take(peer) else { return metrics::guard_refused("limit") };
+        let service = service_fn(move |request| {
+            let desk = desk.clone();
+            async move { Ok::<_, std::convert::Infallible>(desk.answer(request).await) }
+        });
+        let served = hyper::server::conn::http1::Builder::new()
+            .timer(TokioTimer::new())
+            .header_read_timeout(IDLE)
+            .max_buf_size(HEAD_BYTES)
+            .max_headers(HEAD_LINES)
+            .serve_connection(TokioIo::new(io), service);
+        if let Err(err) = served.await {
+            tracing::debug!(error = chain(&err), "a connection of the apiserver broke off");
+        }
+    }
+}
+
+impl Role for Guard {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn reports(&self) -> bool {
+        true
+    }
+
+    fn address(&self) -> Option<SocketAddr> {
+        self.listener.local_addr().ok()
+    }
+
+    /// Serves until the process is closed: while it drains, the apiserver still finds an answer here.
+    fn run(&self, shutdown: Shutdown) -> BoxFuture<'_, ()> {
+        Box::pin(async move {
+            tokio::select! {
+                biased;
+                () = shutdown.draining() => {}
+                () = self.keeper.keep() => {}
+                () = self.accept() => {}
+            }
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,154 @@
+//! What somebody may do, as an apiserver asks it: in the order of Arc's guard and with its reasons, decided by the
+//! snapshot of roles and assignments that requests through the tunnel are decided by.
+//!
+//! | who asks for what | answer |
+//! |---|---|
+//! | users and service accounts of Kubernetes (`system:`), users in `skip_users`, users of no issuer | no opinion |
+//! | what was decided a moment ago | the same |
+//! | discovery | allowed |
+//! | what an assignment allows | allowed |
+//! | what none allows | denied |
+//! | without a snapshot, or after it has expired | denied, with an error: not remembered |
+
+use std::{
+    collections::HashSet,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+
+use auth::{
+    rbac::{kubernetes::is_discovery, principal::principals_of},
+    token::ObjectId,
+};
+use quick_cache::sync::Cache;
+use serde_json::{Value, json};
+
+use super::review::Question;
+use crate::{
+    config::Owner,
+    metrics,
+    roles::kube_aad_proxy::authorize::{Authorizer, Edition, Reviewed},
+};
+
+/// How long a decision is remembered, unless another snapshot comes first.
+pub const REMEMBER: Duration = Duration::from_secs(180);
+/// Decisions remembered at most; each is of one size, about 100 bytes.
+const REMEMBERED_MAX: usize = 65_536;
+
+/// The reasons of Arc's guard, word by word.
+const ALLOWED: &str = "Access allowed by Azure RBAC";
+const NOT_ALLOWED: &str = "User does not have access to the resource in Azure. Update role assignment to allow access.";
+const NO_OPINION: &str = "Azure does not have opinion for this user.";
+const FAILED: &str = "Access denied due to Azure RBAC check failure. Please retry later.";
+
+/// Whose decision it is: a digest of the question.
+pub type Digest = [u8; 32];
+
+/// What is decided.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Decision {
+    /// An assignment allows it.
+    Allowed,
+    /// No assignment allows it.
+    Denied,
+    /// Somebody else decides.
+    NoOpinion,
+    /// Nothing is known of assignments: nobody of the gateway's issuers may anything by them.
+    Failed,
+}
+
+impl Decision {
+    /// As a label of metrics.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Allowed => "allowed",
+            Self::Denied => "denied",
+            Self::NoOpinion => "no_opinion",
+            Self::Failed => "error",
+        }
+    }
+
+    /// The status of the review.
+    pub fn status(self) -> Value {
+        match self {
+            Self::Allowed => json!({"allowed": true, "reason": ALLOWED}),
+            Self::Denied => json!({"allowed": false, "denied": true, "reason": NOT_ALLOWED}),
+            Self::NoOpinion => json!({"allowed": false, "reason": NO_OPINION}),
+            Self::Failed => json!({
+                "allowed": false, "denied": true, "reason": FAILED,
+                "evaluationError": "the roles and assignments of this cluster are not known: the gateway has not told them, or what it told has expired",
+            }),
+        }
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Remembered {
+    allowed: bool,
+    by: Edition,
+    until: SystemTime,
+}
+
+/// Decides.
+pub struct Access {
+    authorizer: Arc<Authorizer>,
+    /// The longest prefix first.
+    owners: Vec<Owner>,
+    skipped: HashSet<String>,
+    remembered: Cache<Digest, Remembered>,
+}
+
+impl Access {
+    /// For the users of `owners`, but for those in `skipped`.
+    pub fn new(authorizer: Arc<Authorizer>, owners: Vec<Owner>, skipped: &[String]) -> Self {
+        let skipped = skipped.iter().cloned().collect();
+        Self { authorizer, owners, skipped, remembered: Cache::new(REMEMBERED_MAX) }
+    }
+
+    /// Decides a question, of which `digest` is one of everything in it.
+    pub fn decide(&self, question: &Question, digest: Digest, now: SystemTime) -> Decision {
+        let Some(object_id) = self.object_id(question) else { return Decision::NoOpinion };
+        let current = self.authorizer.edition(now);
+        let known = self.remembered.get(&digest).filter(|known| Some(known.by) == current && now < known.until);
+        metrics::review_cached(known.is_some());
+        if let Some(known) = known {
+            return if known.allowed { Decision::Allowed } else { Decision::Denied };
+        }
+        let principals = principals_of(&object_id, question.groups.iter().map(String::as_str));
+        let reviewed = self.authorizer.review(&principals, &question.info, &question.path, now);
+        let discovers = !question.info.is_resource && is_discovery(&question.info.verb, &question.path);
+        match reviewed {
+            Reviewed::Off => Decision::NoOpinion,
+            _ if discovers => Decision::Allowed,
+            Reviewed::Unknown => Decision::Failed,
+            Reviewed::Decided { allowed, at } => {
+                self.remembered.insert(digest, Remembered { allowed, by: at, until: now + REMEMBER });
+                if allowed { Decision::Allowed } else { Decision::Denied }
+            }
+        }
+    }
+
+    /// What assignments call this user, if it is one of an issuer's. A name that only looks like one has no id: of a
+    /// user with a client certificate of the cluster's own, Kubernetes knows none.
+    fn object_id(&self, question: &Question) -> Option<String> {
+        const SYSTEM: &str = "system:";
+        let user = question.user.as_str();
+        let is_system = user.get(..SYSTEM.len()).is_some_and(|front| front.eq_ignore_ascii_case(SYSTEM));
+        if user.is_empty() || is_system || self.skipped.contains(user) {
+            return None;
+        }
+        let owner = self.owners.iter().find(|owner| user.starts_with(&owner.prefix))?;
+        let id = match &owner.object_id {
+            ObjectId::Uid => question.uid.as_str(),
+            ObjectId::Extra(key) => match question.extra.get(key).map(Vec::as_slice) {
+                Some([id]) => id.as_str(),
+                _ => "",
+            },
+        };
+        let whole = [&owner.prefix, id].concat();
+        // As when the token was verified: no issuer gives the ids of another one.
+        let others =
+            self.owners.iter().any(|other| other.prefix.len() > owner.prefix.len() && whole.starts_with(&other.prefix));
+        (!id.is_empty() && !others).then_some(whole)
+    }
+}

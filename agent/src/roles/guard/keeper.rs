@@ -1,0 +1,307 @@
+//! The certificates of guard and of the apiserver that asks it (docs/features.md Z10): made, kept where the next pod
+//! finds them, and renewed without anybody's doing; and the two files that an apiserver is started with.
+//!
+//! Those files have the apiserver's certificate in them, which lives ten years ([`certs::webhook`]): an apiserver reads
+//! them once. The next ones are made in the last year, and guard takes both. It sees which certificate an apiserver
+//! shows, and warns from 30 days before that one ends.
+
+use std::{
+    collections::BTreeMap,
+    io,
+    path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant, SystemTime},
+};
+
+use arc_swap::ArcSwapOption;
+use certs::webhook::{Kept, Webhook};
+use daemon::{Backoff, random_unit, settings::read_bounded};
+use k8s_openapi::{ByteString, api::core::v1::Secret};
+use kube::{
+    Api, Client,
+    api::{Patch, PatchParams},
+};
+use rustls::pki_types::CertificateDer;
+use serde_json::{Map, Value, json};
+use tokio_rustls::TlsAcceptor;
+
+use super::answer;
+use crate::{
+    chain,
+    identity::{clock::SharedClock, spell},
+    metrics,
+    roles::{health::Reporter, identity_tokens::certificate::write, kubernetes::problem},
+    tunnel::api::AGAIN,
+};
+
+/// The Secret of the agents' namespace that keeps certificates and keys; the chart makes it, empty.
+pub const SECRET: &str = "towline-guard-certificate";
+/// The Secret that has the files for the apiserver, and its namespace; the chart makes it, empty.
+pub const MANIFESTS: &str = "towline-guard-manifests";
+/// See [`MANIFESTS`].
+pub const MANIFESTS_NAMESPACE: &str = "kube-system";
+/// The file of `--authentication-token-webhook-config-file`.
+pub const TOKENS_FILE: &str = "guard-authn-webhook.yaml";
+/// The file of `--authorization-webhook-config-file`.
+pub const ACCESS_FILE: &str = "guard-authz-webhook.yaml";
+/// The common name of the apiserver's certificate.
+pub const CLIENT: &str = "towline-guard-apiserver";
+const FILES: [&str; 6] = ["ca.crt", "ca.key", "client.crt", "client.key", "tls.crt", "tls.key"];
+/// Who writes them, in their managed fields.
+const MANAGER: &str = super::NAME;
+/// How often the certificates are looked at.
+const LOOK: Duration = Duration::from_secs(3600);
+/// How long before a certificate ends it is warned of.
+const WARN: Duration = Duration::from_secs(30 * 86_400);
+
+/// What connections are accepted by; nothing before there are certificates.
+#[derive(Clone, Default)]
+pub struct Published {
+    config: Arc<ArcSwapOption<rustls::ServerConfig>>,
+    /// The earliest end of a certificate that an apiserver showed since the last look, seconds since 1970; 0 for none.
+    presented: Arc<AtomicU64>,
+}
+
+impl Published {
+    /// Accepts connections by what holds now.
+    pub fn acceptor(&self) -> Option<TlsAcceptor> {
+        self.config.load_full().map(TlsAcceptor::from)
+    }
+
+    /// An apiserver showed this certificate.
+    pub fn presented(&self, own: &CertificateDer<'_>) {
+        let ends = certs::authority_facts(own).1;
+        metrics::guard_certificate_ends("presented", ends);
+        let seconds = ends.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
+        let earliest = |known: u64| Some(if known == 0 { seconds } else { known.min(seconds) });
+        let _ = self.presented.fetch_update(Ordering::Relaxed, Ordering::Relaxed, earliest);
+    }
+
+    fn take_presented(&self) -> Option<SystemTime> {
+        let seconds = self.presented.swap(0, Ordering::Relaxed);
+        (seconds > 0).then(|| SystemTime::UNIX_EPOCH + Duration::from_secs(seconds))
+    }
+}
+
+/// Where certificates and files are kept.
+pub enum Store {
+    /// In Secrets.
+    Cluster(Client),
+    /// In a folder.
+    Directory(PathBuf),
+}
+
+/// Looks after them.
+pub struct Keeper {
+    /// What connections are accepted by.
+    pub published: Published,
+    /// The names of the server.
+    pub names: Vec<String>,
+    /// Host and port that the apiserver dials.
+    pub server: (String, u16),
+    /// Where they are kept.
+    pub store: Store,
+    /// The time of day.
+    pub clock: SharedClock,
+    /// What people are told.
+    pub health: Reporter,
+}
+
+impl Keeper {
+    /// Keeps them fresh, for ever.
+    pub async fn keep(&self) {
+        let mut backoff = Backoff::new(AGAIN);
+        loop {
+            let wait = match self.look().await {
+                Ok(warnings) => {
+                    backoff.reset();
+                    warnings.iter().for_each(|warning| tracing::warn!(warning, "a certificate of guard ends soon"));
+                    self.health.warnings(warnings);
+                    self.health.running();
+                    LOOK
+                }
+                Err(problem) => {
+                    tracing::warn!(error = problem, "guard's certificates are not kept and published");
+                    self.health.failing("CertificateNotKept", &problem);
+                    backoff.failed(Instant::now(), 0.5 + random_unit() / 2.0)
+                }
+            };
+            tokio::time::sleep(wait).await;
+        }
+    }
+
+    /// Renews what is to be renewed, and sees that it is kept and that the apiserver's files are there. What people
+    /// should know of.
+    ///
+    /// # Errors
+    /// What was tried and why it failed. What is kept and holds is in use all the same.
+    pub async fn look(&self) -> Result<Vec<String>, String> {
+        let names: Vec<&str> = self.names.iter().map(String::as_str).collect();
+        let (kept, version) = self.store.load().await?;
+        let mut webhook = Webhook::read(&kept);
+        let now = self.clock.now();
+        let changed = webhook.renew(CLIENT, &names, now).map_err(|err| chain(&err))?;
+        if changed {
+            // Kept first: of two pods that make an authority at once, the one that is refused here takes the other's.
+            self.store.save(&webhook.kept(), version).await?;
+            tracing::info!("guard has new certificates");
+        }
+        self.publish(&webhook)?;
+        self.store.hand_out(&self.files(&webhook).ok_or("there is no certificate for the apiserver")?).await?;
+        Ok(self.warnings(&webhook, now))
+    }
+
+    fn publish(&self, webhook: &Webhook) -> Result<(), String> {
+        let clock = self.clock.clone();
+        let shown = webhook.shown(Arc::new(move || clock.now()));
+        let roots = webhook.roots().map_err(|err| chain(&err))?;
+        let config = certs::tls::server_inside_for(shown, &roots, CLIENT).map_err(|err| chain(&err))?;
+        self.published.config.store(Some(Arc::new(config)));
+        Ok(())
+    }
+
+    fn warnings(&self, webhook: &Webhook, now: SystemTime) -> Vec<String> {
+        let mut warnings = Vec::new();
+        let mut soon = |ends: SystemTime, what: &str, to_do: &str| {
+            if ends < now + WARN {
+                warnings.push(format!("{what} ends at {}; {to_do}", spell(ends)));
+            }
+        };
+        if let Some((client, server)) = webhook.ends() {
+            metrics::guard_certificate_ends("client", client);
+            metrics::guard_certificate_ends("server", server);
+            soon(server, "guard's own certificate", "it should have been renewed long ago: see the errors before this");
+        }
+        if let Some(presented) = self.published.take_presented() {
+            let to_do = format!(
+                "give the apiserver the files of Secret {MANIFESTS} in {MANIFESTS_NAMESPACE} again and restart it"
+            );
+            soon(presented, "the certificate that an apiserver shows", &to_do);
+        }
+        warnings
+    }
+
+    /// The two files of the apiserver: kubeconfigs, of which each names what it asks.
+    fn files(&self, webhook: &Webhook) -> Option<BTreeMap<&'static str, String>> {
+        let (authorities, certificate, key) = webhook.client()?;
+        let (host, port) = &self.server;
+        let host = if host.contains(':') { format!("[{host}]") } else { host.clone() };
+        let file = |path: &str| {
+            let encoded = |text: &str| types::agent_api::encode(text.as_bytes());
+            // JSON is YAML.
+            let file = json!({
+                "apiVersion": "v1",
+                "kind": "Config",
+                "clusters": [{"name": "guard", "cluster": {
+                    "server": format!("https://{host}:{port}{path}"),
+                    "certificate-authority-data": encoded(&authorities),
+                }}],
+                "users": [{"name": "apiserver", "user": {
+                    "client-certificate-data": encoded(certificate),
+                    "client-key-data": encoded(key),
+                }}],
+                "contexts": [{"name": "webhook", "context": {"cluster": "guard", "user": "apiserver"}}],
+                "current-context": "webhook",
+            });
+            serde_json::to_string_pretty(&file).unwrap_or_default() + "\n"
+        };
+        Some([(TOKENS_FILE, file(answer::TOKENS)), (ACCESS_FILE, file(answer::ACCESS))].into())
+    }
+}
+
+fn texts(kept: &Kept) -> [&str; 6] {
+    let Kept { authorities, clients, server } = kept;
+    [&authorities.0, &authorities.1, &clients.0, &clients.1, &server.0, &server.1]
+}
+
+fn kept([ca, ca_key, client, client_key, server, server_key]: [String; 6]) -> Kept {
+    Kept { authorities: (ca, ca_key), clients: (client, client_key), server: (server, server_key) }
+}
+
+impl Store {
+    /// What is kept, and its version.
+    async fn load(&self) -> Result<(Kept, Option<String>), String> {
+        match self {
+            Self::Cluster(client) => {
+                let secret = Api::<Secret>::default_namespaced(client.clone()).get(SECRET).await;
+                let secret = secret.map_err(|err| problem(&format!("Secret {SECRET}"), &err))?;
+                let data = secret.data.unwrap_or_default();
+                let text = |key: &str| {
+                    let bytes = data.get(key).map(|ByteString(bytes)| bytes.clone()).unwrap_or_default();
+                    String::from_utf8(bytes).unwrap_or_default()
+                };
+                Ok((kept(FILES.map(text)), secret.metadata.resource_version))
+            }
+            Self::Directory(dir) => {
+                let mut found = <[String; 6]>::default();
+                for (name, text) in FILES.iter().zip(&mut found) {
+                    match read_bounded(&dir.join(name)) {
+                        Ok(read) => *text = read,
+                        Err(err) if err.kind() == io::ErrorKind::NotFound => {}
+                        Err(err) => return Err(format!("{}: {err}", dir.join(name).display())),
+                    }
+                }
+                Ok((kept(found), None))
+            }
+        }
+    }
+
+    /// Keeps them, if nobody else has since `version`.
+    async fn save(&self, kept: &Kept, version: Option<String>) -> Result<(), String> {
+        let files = FILES.into_iter().zip(texts(kept));
+        match self {
+            Self::Cluster(client) => {
+                let mut patch = json!({"data": encoded(files)});
+                if let Some(version) = version {
+                    patch["metadata"] = json!({"resourceVersion": version});
+                }
+                let secrets = Api::<Secret>::default_namespaced(client.clone());
+                let saved = secrets.patch(SECRET, &params(), &Patch::Merge(&patch)).await;
+                saved.map(drop).map_err(|err| problem(&format!("Secret {SECRET}"), &err))
+            }
+            Self::Directory(dir) => write_all(dir, files.rev()),
+        }
+    }
+
+    /// Has the apiserver's files where people fetch them.
+    async fn hand_out(&self, files: &BTreeMap<&'static str, String>) -> Result<(), String> {
+        match self {
+            Self::Cluster(client) => {
+                let what = format!("Secret {MANIFESTS} of {MANIFESTS_NAMESPACE}");
+                let secrets = Api::<Secret>::namespaced(client.clone(), MANIFESTS_NAMESPACE);
+                let known = secrets.get(MANIFESTS).await.map_err(|err| problem(&what, &err))?.data.unwrap_or_default();
+                let same =
+                    |(name, text): (&&str, &String)| known.get(*name).is_some_and(|known| known.0 == text.as_bytes());
+                if files.iter().all(same) {
+                    return Ok(());
+                }
+                let patch = json!({"data": encoded(files.iter().map(|(name, text)| (*name, text.as_str())))});
+                let saved = secrets.patch(MANIFESTS, &params(), &Patch::Merge(&patch)).await;
+                saved.map(drop).map_err(|err| problem(&what, &err))
+            }
+            Self::Directory(dir) => write_all(dir, files.iter().map(|(name, text)| (*name, text.as_str()))),
+        }
+    }
+}
+
+fn encoded<'a>(files: impl Iterator<Item = (&'a str, &'a str)>) -> Map<String, Value> {
+    files.map(|(name, text)| (name.to_owned(), types::agent_api::encode(text.as_bytes()).into())).collect()
+}
+
+fn params() -> PatchParams {
+    PatchParams { field_manager: Some(MANAGER.to_owned()), ..PatchParams::default() }
+}
+
+/// All of them have a key inside or beside them: readable for their owner only.
+fn write_all<'a>(dir: &Path, files: impl Iterator<Item = (&'a str, &'a str)>) -> Result<(), String> {
+    for (name, text) in files {
+        if read_bounded(&dir.join(name)).is_ok_and(|known| known == text) {
+            continue;
+        }
+        write(dir, name, text, 0o600).map_err(|err| format!("{}: {err}", dir.join(name).display()))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,463 @@
+//! Guard on real TLS sockets, and what it decides.
+
+use std::{path::Path, time::SystemTime};
+
+use auth::{
+    rbac::{
+        Assignment, Window,
+        principal::user_key,
+        role::built_in,
+        snapshot::{self, Document, STATEMENT_TYPE, Signed},
+    },
+    token::{
+        ObjectId,
+        testing::{TestIssuer, unix_seconds},
+    },
+};
+use bytes::Bytes;
+use certs::{Authority, Credentials, Roots, Validity};
+use http::{Request, StatusCode};
+use http_body_util::{BodyExt as _, Full};
+use rustls::pki_types::ServerName;
+use serde_json::{Value, json};
+
+use super::{access::Decision, *};
+use crate::{
+    config::{Impersonation, Owner},
+    identity::clock::{SharedClock, SystemClock, TokioClock},
+    roles::{
+        guard::review::Question,
+        health::Health,
+        kube_aad_proxy::{
+            admit::{Credential, Scheme},
+            authenticate::{Authenticated, Authenticator},
+            authorize::Authorizer,
+            impersonate::{Names, Subject},
+        },
+    },
+};
+
+const CLUSTER: &str = "/subscriptions/s/resourceGroups/g/providers/Microsoft.Kubernetes/connectedClusters/c";
+const VIEWER: &str = "Azure Arc Kubernetes Viewer";
+
+struct Site {
+    issuer: TestIssuer,
+    authenticator: Arc<Authenticator>,
+    authorizer: Arc<Authorizer>,
+    now: SystemTime,
+}
+
+fn site() -> Site {
+    let issuer = TestIssuer::new("https://issuer.test");
+    let authenticator = Arc::new(Authenticator::new(issuer.verifier(), CLUSTER.parse().unwrap()));
+    let authorizer = Authorizer::new(authenticator.clone(), Some("test".to_owned()));
+    let now = SystemTime::UNIX_EPOCH + Duration::from_secs(unix_seconds(SystemTime::now()));
+    Site { issuer, authenticator, authorizer, now }
+}
+
+impl Site {
+    /// Has the cluster know that jane is a viewer of `scope`, for `life`.
+    async fn tell(&self, revision: i64, enabled: bool, scope: &str, life: Duration) {
+        let assignment = Assignment {
+            id: "a".into(),
+            principal: user_key("jane").into(),
+            scope: format!("{CLUSTER}{scope}").parse().unwrap(),
+            role: built_in().iter().find(|role| role.name == VIEWER).unwrap().role.clone(),
+            window: Window::default(),
+        };
+        let document = Document::new(&CLUSTER.parse().unwrap(), revision, enabled, &[assignment]);
+        let document = serde_json::to_string(&document).unwrap();
+        let mut claims = self.issuer.claims("-", &snapshot::audience(&CLUSTER.parse().unwrap()), self.now);
+        claims["sha256"] = json!(snapshot::digest_of(&document));
+        claims["exp"] = json!(unix_seconds(self.now + life));
+        let header = json!({"alg": "ES256", "kid": self.issuer.key().kid, "typ": STATEMENT_TYPE});
+        let statement = self.issuer.mint_with(&header, &claims);
+        let signed = Signed { statement, document, etag: String::new(), omitted: None };
+        self.authorizer.take(&signed, self.now).await.unwrap();
+    }
+
+    fn names() -> Names {
+        Names::new(&Impersonation::default())
+    }
+
+    fn access(&self) -> Access {
+        let owner = Owner { prefix: String::new(), object_id: ObjectId::Uid };
+        Access::new(self.authorizer.clone(), vec![owner], &["break-glass".to_owned()])
+    }
+
+    fn desk(&self) -> Desk {
+        let tokens = Tokens { authenticator: self.authenticator.clone(), names: Self::names() };
+        Desk::new(tokens, self.access(), Arc::new(SystemClock))
+    }
+
+    fn token(&self, groups: &[&str]) -> String {
+        self.issuer.token("jane", groups, &self.authenticator.cluster().audience(), self.now)
+    }
+}
+
+fn keeper(dir: &Path, clock: SharedClock) -> Keeper {
+    Keeper {
+        published: Published::default(),
+        names: vec!["127.0.0.1".to_owned(), "guard.towline.svc".to_owned()],
+        server: ("127.0.0.1".to_owned(), 8444),
+        store: Store::Directory(dir.to_owned()),
+        clock,
+        health: Health::default().of(NAME),
+    }
+}
+
+/// A served guard; ends when dropped.
+struct Served {
+    address: SocketAddr,
+    shutdown: Shutdown,
+    _tasks: TaskGroup,
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        self.shutdown.drain();
+    }
+}
+
+async fn serve(site: &Site, dir: &Path) -> Served {
+    let keeper = keeper(dir, Arc::new(SystemClock));
+    keeper.look().await.unwrap();
+    let guard = Guard::new(listen("127.0.0.1:0".parse().unwrap()).unwrap(), keeper, site.desk());
+    let (address, shutdown, tasks) = (guard.address().unwrap(), Shutdown::new(), TaskGroup::new("test"));
+    let until = shutdown.clone();
+    tasks.spawn("guard", async move { guard.run(until).await });
+    Served { address, shutdown, _tasks: tasks }
+}
+
+/// The server, roots and credentials of a file that an apiserver is started with.
+fn as_apiserver(dir: &Path, file: &str) -> (String, Roots, Credentials) {
+    use base64::{Engine as _, engine::general_purpose::STANDARD};
+    let text: Value = serde_json::from_slice(&std::fs::read(dir.join(file)).unwrap()).unwrap();
+    let pem = |value: &Value| STANDARD.decode(value.as_str().unwrap()).unwrap();
+    let (cluster, user) = (&text["clusters"][0]["cluster"], &text["users"][0]["user"]);
+    let credentials =
+        Credentials::from_pem(&pem(&user["client-certificate-data"]), &pem(&user["client-key-data"])).unwrap();
+    let roots = Roots::from_pem(&pem(&cluster["certificate-authority-data"])).unwrap();
+    (cluster["server"].as_str().unwrap().to_owned(), roots, credentials)
+}
+
+type Answer = Result<(StatusCode, Value), Box<dyn std::error::Error + Send + Sync>>;
+
+async fn ask(address: SocketAddr, tls: rustls::ClientConfig, path: &str, body: impl Into<Bytes>) -> Answer {
+    let socket = TcpStream::connect(address).await?;
+    let name = ServerName::try_from("127.0.0.1").unwrap();
+    let io = tokio_rustls::TlsConnector::from(Arc::new(tls)).connect(name, socket).await?;
+    let (mut send, connection) = hyper::client::conn::http1::handshake(TokioIo::new(io)).await?;
+    let request = Request::post(path).body(Full::new(body.into()))?;
+    let asking = async {
+        let answer = send.send_request(request).await?;
+        let status = answer.status();
+        let body = answer.into_body().collect().await?.to_bytes();
+        Ok((status, serde_json::from_slice(&body)?))
+    };
+    tokio::select! {
+        biased;
+        answer = asking => answer,
+        ended = connection => Err(format!("the connection ended: {ended:?}").into()),
+    }
+}
+
+fn client(roots: &Roots, own: &Credentials) -> rustls::ClientConfig {
+    certs::tls::client_https_with(roots, own, &[b"http/1.1"]).unwrap()
+}
+
+fn token_review(version: &str, token: &str) -> String {
+    json!({"apiVersion": format!("authentication.k8s.io/{version}"), "kind": "TokenReview", "spec": {"token": token}})
+        .to_string()
+}
+
+fn access_review(attributes: &Value) -> Value {
+    let mut spec = json!({"user": "jane", "uid": "jane", "groups": ["ops", "system:authenticated"]});
+    spec.as_object_mut().unwrap().extend(attributes.as_object().unwrap().clone());
+    json!({"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": spec})
+}
+
+fn pods(namespace: &str) -> Value {
+    json!({"resourceAttributes": {"verb": "list", "version": "v1", "resource": "pods", "namespace": namespace}})
+}
+
+fn question(attributes: &Value) -> Question {
+    Question::read("v1", access_review(attributes)["spec"].clone()).unwrap()
+}
+
+fn digest(question: &Question) -> access::Digest {
+    let mut digest = [0; 32];
+    digest.copy_from_slice(
+        aws_lc_rs::digest::digest(&aws_lc_rs::digest::SHA256, format!("{question:?}").as_bytes()).as_ref(),
+    );
+    digest
+}
+
+#[tokio::test]
+async fn z1_only_the_apiservers_certificate_gets_through_the_handshake() {
+    let (site, dir) = (site(), tempfile::tempdir().unwrap());
+    let served = serve(&site, dir.path()).await;
+    let (server, roots, own) = as_apiserver(dir.path(), keeper::TOKENS_FILE);
+    assert_eq!(server, "https://127.0.0.1:8444/tokenreviews");
+    assert_eq!(as_apiserver(dir.path(), keeper::ACCESS_FILE).0, "https://127.0.0.1:8444/subjectaccessreviews");
+    let body = || token_review("v1", "x");
+    let answer = ask(served.address, client(&roots, &own), answer::TOKENS, body()).await.unwrap();
+    assert_eq!((answer.0, &answer.1["status"]), (StatusCode::OK, &json!({"authenticated": false})));
+    let without = certs::tls::client_https(&roots).unwrap();
+    assert!(ask(served.address, without, answer::TOKENS, body()).await.is_err(), "without a certificate");
+    let other = Authority::create("towline-guard", Validity::days(1)).unwrap();
+    let other = other.issue_client(keeper::CLIENT, Validity::days(1)).unwrap();
+    let other = client(&roots, other.credentials());
+    assert!(ask(served.address, other, answer::TOKENS, body()).await.is_err(), "of another authority");
+    let authority = Authority::load_files(&dir.path().join("ca.crt"), &dir.path().join("ca.key")).unwrap();
+    for (what, issued) in [
+        ("of another name", authority.issue_client("somebody", Validity::days(1)).unwrap()),
+        ("of a server", authority.issue_server(&["127.0.0.1"], Validity::days(1)).unwrap()),
+    ] {
+        let other = client(&roots, issued.credentials());
+        assert!(ask(served.address, other, answer::TOKENS, body()).await.is_err(), "{what}");
+    }
+}
+
+#[tokio::test]
+async fn z1_reviews_are_answered_in_their_version_and_others_are_400() {
+    let (site, dir) = (site(), tempfile::tempdir().unwrap());
+    site.tell(1, true, "/namespaces/dev", Duration::from_secs(3600)).await;
+    let served = serve(&site, dir.path()).await;
+    let (_, roots, own) = as_apiserver(dir.path(), keeper::ACCESS_FILE);
+    let ask = |path: &'static str, body: String| ask(served.address, client(&roots, &own), path, body);
+    for version in ["v1", "v1beta1"] {
+        let (status, answer) = ask(answer::TOKENS, token_review(version, &site.token(&["ops"]))).await.unwrap();
+        assert_eq!(
+            (status, &answer["apiVersion"]),
+            (StatusCode::OK, &json!(format!("authentication.k8s.io/{version}")))
+        );
+        assert_eq!(answer["status"]["user"]["username"], "jane");
+        assert_eq!(answer["status"]["user"]["groups"], json!(["ops"]));
+    }
+    let (_, answer) = ask(answer::ACCESS, access_review(&pods("dev")).to_string()).await.unwrap();
+    assert_eq!(answer["status"], json!({"allowed": true, "reason": "Access allowed by Azure RBAC"}));
+    let (_, answer) = ask(answer::ACCESS, access_review(&pods("prod")).to_string()).await.unwrap();
+    assert_eq!((&answer["status"]["allowed"], &answer["status"]["denied"]), (&json!(false), &json!(true)));
+    let deep = format!("{{\"a\": {}", "[".repeat(100_000));
+    for (path, body) in [
+        (answer::TOKENS, access_review(&pods("dev")).to_string()),
+        (answer::ACCESS, token_review("v1", "x")),
+        (answer::TOKENS, token_review("v2", "x")),
+        (answer::ACCESS, access_review(&json!({})).to_string()),
+        (answer::ACCESS, deep),
+        (answer::ACCESS, "null".to_owned()),
+        (answer::TOKENS, String::new()),
+    ] {
+        let (status, answer) = ask(path, body).await.unwrap();
+        assert_eq!((status, &answer["kind"]), (StatusCode::BAD_REQUEST, &json!("Status")), "{answer}");
+    }
+    assert_eq!(ask("/other", String::new()).await.unwrap().0, StatusCode::NOT_FOUND);
+}
+
+#[tokio::test]
+async fn z1_a_large_review_is_refused_and_read_no_further() {
+    let desk = site().desk();
+    let large = Request::post(answer::TOKENS).body(Full::new(Bytes::from(vec![b' '; 10 * 1024 * 1024]))).unwrap();
+    assert_eq!(desk.answer(large).await.status(), StatusCode::PAYLOAD_TOO_LARGE);
+    let get = Request::get(answer::TOKENS).body(Full::<Bytes>::default()).unwrap();
+    assert_eq!(desk.answer(get).await.status(), StatusCode::METHOD_NOT_ALLOWED);
+    let healthy = Request::get("/readyz").body(Full::<Bytes>::default()).unwrap();
+    assert_eq!(desk.answer(healthy).await.status(), StatusCode::OK);
+}
+
+/// Whoever comes straight to the apiserver is the one whom the proxy would impersonate.
+#[tokio::test]
+async fn z1_a_users_token_makes_the_user_of_the_tunnel() {
+    let site = site();
+    let tokens = Tokens { authenticator: site.authenticator.clone(), names: Site::names() };
+    let token = site.token(&["ops", "dev"]);
+    let (status, outcome) = tokens.review(token.clone().into()).await;
+    let credential = Credential { scheme: Scheme::Bearer, token: token.into() };
+    let Ok(Authenticated::User(identity)) = site.authenticator.authenticate(Some(credential)).await else {
+        panic!("the token is good");
+    };
+    let subject = Subject::of(&identity, &Site::names()).unwrap();
+    let user =
+        json!({"username": subject.user(), "uid": subject.uid(), "groups": subject.groups(), "extra": subject.extra()});
+    assert_eq!((status, outcome), (json!({"authenticated": true, "user": user}), "authenticated"));
+}
+
+#[tokio::test]
+async fn z1_refused_tokens_say_why_and_unknown_ones_nothing() {
+    let site = site();
+    let tokens = Tokens { authenticator: site.authenticator.clone(), names: Site::names() };
+    let foreign = TestIssuer::new("https://other.test");
+    let unknown = foreign.token("jane", &[], &site.authenticator.cluster().audience(), site.now);
+    for token in [unknown, "opaque".to_owned(), String::new()] {
+        assert_eq!(tokens.review(token.into()).await, (json!({"authenticated": false}), "unknown_issuer"));
+    }
+    let elsewhere = site.issuer.token("jane", &[], "towline:cluster:/other", site.now);
+    let late = site.issuer.token(
+        "jane",
+        &[],
+        &site.authenticator.cluster().audience(),
+        site.now - Duration::from_secs(86_400),
+    );
+    let reserved = site.issuer.token("system:admin", &[], &site.authenticator.cluster().audience(), site.now);
+    for (token, why) in [(elsewhere, "audience"), (late, "expired"), (reserved, "reserved")] {
+        let (status, outcome) = tokens.review(token.clone().into()).await;
+        let error = status["error"].as_str().unwrap();
+        assert_eq!((&status["authenticated"], outcome), (&json!(false), "refused"));
+        assert!(error.contains(why) && !error.contains(token.split('.').nth(1).unwrap()), "{error}");
+        assert!(status.get("user").is_none());
+    }
+}
+
+#[tokio::test]
+async fn z7_others_than_users_of_the_issuers_are_no_opinion() {
+    let site = site();
+    site.tell(1, true, "", Duration::from_secs(3600)).await;
+    let access = site.access();
+    let decide = |change: &Value| {
+        let mut attributes = pods("dev");
+        attributes.as_object_mut().unwrap().extend(change.as_object().unwrap().clone());
+        let question = question(&attributes);
+        access.decide(&question, digest(&question), site.now)
+    };
+    assert_eq!(decide(&json!({})), Decision::Allowed);
+    for (what, change) in [
+        ("a service account", json!({"user": "system:serviceaccount:dev:jane"})),
+        ("in other case", json!({"user": "System:Kube-Scheduler"})),
+        ("nobody", json!({"user": ""})),
+        ("in the list of users to skip", json!({"user": "break-glass"})),
+        ("a client certificate of the cluster's own", json!({"uid": ""})),
+    ] {
+        assert_eq!(decide(&change), Decision::NoOpinion, "{what}");
+    }
+    assert_eq!(decide(&json!({"uid": "joe"})), Decision::Denied);
+    assert_eq!(
+        Decision::NoOpinion.status(),
+        json!({"allowed": false, "reason": "Azure does not have opinion for this user."})
+    );
+}
+
+#[tokio::test]
+async fn z7_a_user_is_of_the_issuer_whose_prefix_the_name_has() {
+    let site = site();
+    site.tell(1, true, "", Duration::from_secs(3600)).await;
+    let owner = |prefix: &str, object_id| Owner { prefix: prefix.to_owned(), object_id };
+    let owners = vec![owner("corp:", ObjectId::Extra("oid".to_owned())), owner("", ObjectId::Uid)];
+    let access = Access::new(site.authorizer.clone(), owners, &[]);
+    let decide = |change: Value| {
+        let mut attributes = pods("dev");
+        attributes.as_object_mut().unwrap().extend(change.as_object().unwrap().clone());
+        let question = question(&attributes);
+        access.decide(&question, digest(&question), site.now)
+    };
+    assert_eq!(decide(json!({})), Decision::Allowed);
+    // The other issuer's jane is another one.
+    assert_eq!(decide(json!({"user": "corp:jane", "extra": {"oid": ["jane"]}})), Decision::Denied);
+    assert_eq!(decide(json!({"user": "corp:jane"})), Decision::NoOpinion, "the uid is not where that issuer has ids");
+    assert_eq!(decide(json!({"user": "corp:jane", "extra": {"oid": ["jane", "joe"]}})), Decision::NoOpinion);
+    assert_eq!(decide(json!({"user": "jane", "uid": "corp:jane"})), Decision::NoOpinion, "an id of the other issuer");
+}
+
+#[tokio::test]
+async fn z7_discovery_is_allowed_and_other_paths_are_decided() {
+    let site = site();
+    site.tell(1, true, "", Duration::from_secs(3600)).await;
+    let access = site.access();
+    let decide = |verb: &str, path: &str| {
+        let question = question(&json!({"nonResourceAttributes": {"verb": verb, "path": path}}));
+        access.decide(&question, digest(&question), site.now)
+    };
+    for path in ["/api", "/apis/apps", "/openapi/v3", "/version"] {
+        assert_eq!(decide("get", path), Decision::Allowed, "{path}");
+    }
+    for (verb, path) in [("get", "/metrics"), ("post", "/api"), ("get", "/api/../metrics")] {
+        assert_eq!(decide(verb, path), Decision::Denied, "{verb} {path}");
+    }
+}
+
+#[tokio::test]
+async fn z8_decisions_are_kept_for_three_minutes_or_to_the_next_snapshot() {
+    let site = site();
+    site.tell(1, true, "/namespaces/dev", Duration::from_secs(3600)).await;
+    let access = site.access();
+    let (asked, other) = (question(&pods("dev")), question(&pods("prod")));
+    let key = digest(&asked);
+    assert_eq!(access.decide(&asked, key, site.now), Decision::Allowed);
+    // Asked under the digest of the first one, the second one shows what is kept.
+    let late = site.now + access::REMEMBER;
+    assert_eq!(access.decide(&other, key, late - Duration::from_secs(1)), Decision::Allowed);
+    assert_eq!(access.decide(&other, key, late), Decision::Denied);
+    assert_eq!(
+        access.decide(&asked, key, late + Duration::from_secs(1)),
+        Decision::Denied,
+        "what is denied is kept too"
+    );
+    site.tell(2, true, "", Duration::from_secs(3600)).await;
+    assert_eq!(access.decide(&other, key, late), Decision::Allowed, "another snapshot, another decision");
+}
+
+#[tokio::test]
+async fn z8_without_a_snapshot_users_are_denied_and_others_are_not() {
+    let site = site();
+    let access = site.access();
+    let asked = question(&pods("dev"));
+    let own = question(
+        &json!({"user": "kubernetes-admin", "uid": "", "nonResourceAttributes": {"verb": "get", "path": "/metrics"}}),
+    );
+    let both = |now: SystemTime| [&asked, &own].map(|question| access.decide(question, digest(question), now));
+    assert_eq!(both(site.now), [Decision::Failed, Decision::NoOpinion], "the gateway was never there");
+    let life = Duration::from_secs(7 * 86_400);
+    site.tell(1, true, "/namespaces/dev", life).await;
+    let week = site.now + life;
+    assert_eq!(both(site.now), [Decision::Allowed, Decision::NoOpinion], "the error was not kept");
+    assert_eq!(both(week - Duration::from_secs(1)), [Decision::Allowed, Decision::NoOpinion], "gone for a week");
+    assert_eq!(both(week), [Decision::Failed, Decision::NoOpinion], "its statement has expired");
+    let status = Decision::Failed.status();
+    assert_eq!(status["reason"], "Access denied due to Azure RBAC check failure. Please retry later.");
+    assert!(status["denied"] == true && status["evaluationError"].is_string());
+    site.tell(2, false, "", life).await;
+    assert_eq!(both(site.now), [Decision::NoOpinion; 2], "roles and assignments are switched off");
+}
+
+#[tokio::test(start_paused = true)]
+async fn z10_certificates_are_kept_found_again_and_renewed() {
+    let dir = tempfile::tempdir().unwrap();
+    let clock: SharedClock = Arc::new(TokioClock::new(SystemTime::now()));
+    let first = keeper(dir.path(), clock.clone());
+    assert!(first.published.acceptor().is_none(), "nothing is served without a certificate");
+    assert_eq!(first.look().await.unwrap(), Vec::<String>::new());
+    let file = |name: &str| std::fs::read_to_string(dir.path().join(name)).unwrap();
+    let (server, manifest) = (file("tls.crt"), file(keeper::TOKENS_FILE));
+    let second = keeper(dir.path(), clock.clone());
+    second.look().await.unwrap();
+    assert_eq!((file("tls.crt"), file(keeper::TOKENS_FILE)), (server.clone(), manifest.clone()));
+    tokio::time::advance(Duration::from_secs(46 * 86_400)).await;
+    second.look().await.unwrap();
+    assert_ne!(file("tls.crt"), server, "renewed");
+    assert_eq!(file(keeper::TOKENS_FILE), manifest, "the apiserver's files stay");
+    use std::os::unix::fs::PermissionsExt as _;
+    for name in ["ca.key", "client.key", "tls.key", keeper::TOKENS_FILE, keeper::ACCESS_FILE] {
+        let mode = std::fs::metadata(dir.path().join(name)).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600, "{name}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn z10_a_certificate_that_ends_within_30_days_is_warned_of() {
+    let dir = tempfile::tempdir().unwrap();
+    let clock: SharedClock = Arc::new(TokioClock::new(SystemTime::now()));
+    let keeper = keeper(dir.path(), clock);
+    keeper.look().await.unwrap();
+    let authority = Authority::create("any", Validity::days(100)).unwrap();
+    let present = |days: u32| {
+        let own = authority.issue_client(keeper::CLIENT, Validity::days(days)).unwrap();
+        keeper.published.presented(&own.credentials().chain()[0]);
+    };
+    present(31);
+    assert_eq!(keeper.look().await.unwrap(), Vec::<String>::new());
+    present(29);
+    present(40);
+    let warnings = keeper.look().await.unwrap();
+    assert!(warnings.len() == 1 && warnings[0].contains("towline-guard-manifests"), "{warnings:?}");
+    assert_eq!(keeper.look().await.unwrap(), Vec::<String>::new(), "nobody has shown it since");
+}
