@@ -37,6 +37,14 @@ pub const EXTENSIONS: &str = "extension-manager";
 /// The Deployment of the extension microsoft.flux beside the agents, and the ConfigMap of its settings, which is there
 /// wherever extensions are on.
 pub const GITOPS: &str = "fluxconfig-agent";
+/// The Deployment that the apiserver asks about tokens and rights, where guard is on, its Service, and what belongs to it.
+pub const GUARD: &str = "guard";
+/// The Secret of its certificates.
+pub const GUARD_SECRET: &str = "towline-guard-certificate";
+/// The Secret of the files that an apiserver is started with, and its namespace.
+pub const GUARD_MANIFESTS: &str = "towline-guard-manifests";
+/// See [`GUARD_MANIFESTS`].
+pub const GUARD_MANIFESTS_NAMESPACE: &str = "kube-system";
 /// The Secret of the onboarding key, in `key.pem`.
 pub const ONBOARDING_SECRET: &str = "towline-onboarding";
 /// The Secret of the certificate, which the controller-manager makes.

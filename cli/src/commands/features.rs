@@ -52,16 +52,26 @@ pub enum Feature {
     AzureRbac,
     /// Helm charts of the catalogue are installed; the kubeconfig has to reach the cluster itself.
     Extensions,
+    /// The agents answer the apiserver about tokens and rights; the kubeconfig has to reach the cluster itself.
+    Guard,
 }
 
 /// Turns them on or off.
 pub async fn turn(args: FeaturesArgs, catalogue: &CatalogueArgs, on: bool) -> Outcome {
-    let changes_agents = args.features.contains(&Feature::Extensions);
-    let extensions = TypedExtensions::read(changes_agents.then_some(on), catalogue)?;
-    if !changes_agents && !extensions.is_nothing() {
+    let changes = |feature| args.features.contains(&feature).then_some(on);
+    let (changes_extensions, guard) = (args.features.contains(&Feature::Extensions), changes(Feature::Guard));
+    let extensions = TypedExtensions::read(changes(Feature::Extensions), catalogue)?;
+    if !changes_extensions && !extensions.is_nothing() {
         return Err(Failure::usage(anyhow!("a catalogue is for --features extensions")));
     }
-    if !on && changes_agents {
+    if guard == Some(false) {
+        let why = format!(
+            "Take guard out of {}? An apiserver that was started with its files no longer knows the gateway's users; start it without them.",
+            args.cluster.name
+        );
+        confirm(&why, args.yes).await?;
+    }
+    if !on && changes_extensions {
         let stays = format!(
             "Take extension-manager out of {}? What it installed stays, and is neither upgraded nor removed any more.",
             args.cluster.name
@@ -73,14 +83,15 @@ pub async fn turn(args: FeaturesArgs, catalogue: &CatalogueArgs, on: bool) -> Ou
     }
     let context = Context::open(&args.common.context).await?;
     let id = context.cluster(&args.cluster.resource_group, &args.cluster.name)?;
-    if changes_agents {
-        update_agents(Update::of_extensions(&args.kube, extensions, args.wait.wait()), &context, &id).await?;
+    if changes_extensions || guard.is_some() {
+        let update = Update::of_features(&args.kube, guard, extensions, args.wait.wait());
+        update_agents(update, &context, &id).await?;
     }
     let shown = rewrite(&Api::of(&context)?, &id, |cluster| {
         for feature in &args.features {
             match feature {
                 // Only the cluster knows: who has the gateway does not turn it on.
-                Feature::Extensions => {}
+                Feature::Extensions | Feature::Guard => {}
                 Feature::AzureRbac => cluster["properties"]["aadProfile"]["enableAzureRBAC"] = on.into(),
                 Feature::ClusterConnect => set_agentry(cluster, "cluster-connect", on),
             }
@@ -89,6 +100,9 @@ pub async fn turn(args: FeaturesArgs, catalogue: &CatalogueArgs, on: bool) -> Ou
     .await?;
     if on && args.features.contains(&Feature::AzureRbac) {
         say("hint: the cluster must be told to ask roles and assignments too: towline connect ... --azure-rbac (once)");
+    }
+    if guard == Some(true) {
+        say("hint: start the apiserver with the files of Secret towline-guard-manifests in kube-system: docs/guard.md");
     }
     output::print(&with_group(shown), &args.common.output, DETAILS)?;
     Ok(ExitCode::SUCCESS)

@@ -6,8 +6,9 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use anyhow::anyhow;
+use anyhow::{Context as _, anyhow};
 use daemon::settings::positive_duration;
+use gateway::files;
 use secrecy::ExposeSecret;
 
 use super::{
@@ -41,6 +42,13 @@ pub struct Args {
     /// as the right to reach the cluster
     #[arg(long, value_name = "FILE")]
     pub service_account_token: Option<PathBuf>,
+    /// Point at the cluster's own apiserver, where its agents answer it as its webhook (docs/guard.md): https://HOST:PORT.
+    /// The gateway is needed for tokens alone
+    #[arg(long, value_name = "URL", value_parser = apiserver, conflicts_with_all = ["service_account_token", "address"])]
+    pub direct: Option<String>,
+    /// With --direct: PEM file of the authorities of the apiserver's certificate; without this those of the system
+    #[arg(long, value_name = "FILE", requires = "direct")]
+    pub certificate_authority: Option<PathBuf>,
     /// How long that certificate is good for
     #[arg(long, value_name = "DURATION", value_parser = positive_duration, default_value = "12h")]
     pub access_ttl: Duration,
@@ -82,21 +90,53 @@ pub async fn run(args: Args) -> Outcome {
             (who, exec(&args, &target)?)
         }
     };
-    let way = address::choose(&target, args.address.address).await?;
-    let name = format!("towline-{}", target.entry_name());
+    let (way, name) = match &args.direct {
+        Some(server) => {
+            let ca = args.certificate_authority.as_deref().map(authorities).transpose()?;
+            (Way { server: server.clone(), tls_server_name: None, ca }, format!("direct-{}", target.entry_name()))
+        }
+        None => {
+            let way = address::choose(&target, args.address.address).await?;
+            let name = format!("towline-{}", target.entry_name());
+            (Way { server: way.server(), tls_server_name: way.tls_server_name, ca: way.ca }, name)
+        }
+    };
     let user = format!("{name}-{who}");
     let entry = Entry {
         context: args.file.kube_context.clone().unwrap_or_else(|| user.clone()),
-        server: way.server(),
+        server: way.server,
         tls_server_name: way.tls_server_name,
         ca: way.ca,
-        proxy_url: kubectl_proxy(&args.at.outbound),
+        // A proxy is on the way to the gateway, which the apiserver is not.
+        proxy_url: if args.direct.is_some() { None } else { kubectl_proxy(&args.at.outbound) },
         cluster: name,
         user,
         credential,
     };
     write(&args.file, &entry).await?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// How kubectl gets there.
+struct Way {
+    server: String,
+    tls_server_name: Option<String>,
+    ca: Option<String>,
+}
+
+fn apiserver(text: &str) -> Result<String, String> {
+    let expected = "expected https://HOST[:PORT]";
+    let url = http::Uri::try_from(text).map_err(|_| expected)?;
+    let plain = url.path() == "/" && url.query().is_none() && url.scheme_str() == Some("https");
+    let authority = url.authority().filter(|authority| plain && !authority.as_str().contains('@')).ok_or(expected)?;
+    Ok(format!("https://{authority}"))
+}
+
+/// PEM of the authorities that kubectl trusts.
+fn authorities(file: &Path) -> Outcome<String> {
+    let pem = files::read(file)?;
+    certs::Roots::from_pem(&pem).with_context(|| format!("read {}", file.display()))?;
+    Ok(String::from_utf8(pem).with_context(|| format!("read {}", file.display()))?)
 }
 
 /// Prints the entry alone for `-`, else merges it, says where, and returns the file.

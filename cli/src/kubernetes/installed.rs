@@ -14,8 +14,8 @@ use super::{
 use crate::{
     failure::Failure,
     manifests::{
-        self, AGENT, CONFIG_FILE, DIAGNOSER, DIAGNOSER_PROXY_SECRET, EXTENSIONS, IDENTITY_SECRET, MANAGED_BY, MANAGER,
-        ONBOARDING_SECRET, PROXY_SECRET,
+        self, AGENT, CONFIG_FILE, DIAGNOSER, DIAGNOSER_PROXY_SECRET, EXTENSIONS, GUARD, IDENTITY_SECRET, MANAGED_BY,
+        MANAGER, ONBOARDING_SECRET, PROXY_SECRET,
     },
 };
 
@@ -194,7 +194,7 @@ impl Kubernetes {
         let left = self.foreign(namespace).await?;
         // Pods of ours that nobody waits for go by themselves.
         let goes = |left: &Place| {
-            let ours = [AGENT, MANAGER, EXTENSIONS].iter().any(|ours| left.name.starts_with(ours));
+            let ours = [AGENT, MANAGER, EXTENSIONS, GUARD].iter().any(|ours| left.name.starts_with(ours));
             left.kind == place::POD && ours
         };
         let left: Vec<Place> = left.into_iter().filter(|left| !goes(left) && !objects.contains(left)).collect();
@@ -214,6 +214,7 @@ fn everything(namespace: &str) -> Vec<Place> {
     let mut values = manifests::Values::default();
     values.azure_rbac.enabled = true;
     values.extensions.enabled = true;
+    values.guard.enabled = true;
     values.replicas = values.replicas.max(2);
     let objects = manifests::objects(&values, namespace);
     let mut all: Vec<Place> = objects.iter().filter_map(Place::of_manifest).rev().collect();

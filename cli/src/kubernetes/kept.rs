@@ -7,10 +7,10 @@ use serde_json::Value;
 
 use super::{
     Kubernetes, Place,
-    place::{CONFIG_MAP, DEPLOYMENT, SECRET},
+    place::{CONFIG_MAP, DEPLOYMENT, SECRET, SERVICE},
 };
 use crate::manifests::{
-    AGENT, CONFIG_FILE, EXTENSIONS, GITOPS, HostAlias, MANAGER, PROXY_SECRET, Proxy, VERSION_LABEL, Values,
+    AGENT, CONFIG_FILE, EXTENSIONS, GITOPS, GUARD, HostAlias, MANAGER, PROXY_SECRET, Proxy, VERSION_LABEL, Values,
 };
 
 /// Read of their own configuration. Does not print.
@@ -35,8 +35,21 @@ pub struct Kept {
     pub distribution: String,
     /// What was said of what it runs on.
     pub infrastructure: String,
+    /// What guard was told, where it is on.
+    pub guard: Option<KeptGuard>,
     /// What the extension-manager was told, where extensions are on.
     pub extensions: Option<KeptExtensions>,
+}
+
+/// What guard was told.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct KeptGuard {
+    /// What the apiserver dials; empty: its Service.
+    pub server: String,
+    /// The address of that Service, which is in the apiserver's files.
+    pub cluster_ip: String,
+    /// Users that only the cluster's own RBAC decides about.
+    pub skip_users: Vec<String>,
 }
 
 /// What an extension-manager was told.
@@ -76,6 +89,8 @@ struct Told {
     extensions: Value,
     extension_manager: Value,
     gitops: Value,
+    guard: Value,
+    guard_service: Value,
 }
 
 impl Kubernetes {
@@ -94,6 +109,8 @@ impl Kubernetes {
             extensions: read(CONFIG_MAP, EXTENSIONS).await?,
             extension_manager: read(DEPLOYMENT, EXTENSIONS).await?,
             gitops: read(CONFIG_MAP, GITOPS).await?,
+            guard: read(CONFIG_MAP, GUARD).await?,
+            guard_service: read(SERVICE, GUARD).await?,
         };
         told.kept()
     }
@@ -124,8 +141,19 @@ impl Told {
             replicas: self.deployment["spec"]["replicas"].as_u64().and_then(|count| u32::try_from(count).ok()),
             distribution: word(metadata, "distribution"),
             infrastructure: word(metadata, "infrastructure"),
+            guard: self.guard()?,
             extensions: self.extensions()?,
         })
+    }
+
+    fn guard(&self) -> anyhow::Result<Option<KeptGuard>> {
+        let config = config(&self.guard)?;
+        let Some(table) = config.get("guard") else { return Ok(None) };
+        Ok(Some(KeptGuard {
+            server: word(Some(table), "server"),
+            cluster_ip: text(&self.guard_service["spec"]["clusterIP"]),
+            skip_users: words(table, "skip_users"),
+        }))
     }
 
     fn extensions(&self) -> anyhow::Result<Option<KeptExtensions>> {
@@ -212,6 +240,8 @@ mod tests {
             extensions: find("ConfigMap", EXTENSIONS),
             extension_manager: find("Deployment", EXTENSIONS),
             gitops: find("ConfigMap", GITOPS),
+            guard: find("ConfigMap", GUARD),
+            guard_service: find("Service", GUARD),
         }
     }
 
@@ -266,7 +296,22 @@ mod tests {
         assert_eq!(kept.image.as_deref(), Some("mirror.example.org:5000/agent:canary"));
         let kept = told(&Values::default()).kept().unwrap();
         assert!(kept.proxy.url.is_empty() && kept.extra_ca.is_empty() && !kept.azure_rbac);
-        assert_eq!(kept.extensions, None);
+        assert_eq!((kept.extensions, kept.guard), (None, None));
+    }
+
+    #[test]
+    fn z1_what_guard_was_told_is_read_back() {
+        let mut values = Values::default();
+        let guard = &mut values.guard;
+        (guard.enabled, guard.cluster_ip, guard.skip_users) =
+            (true, "10.96.0.20".to_owned(), vec!["break-glass".to_owned()]);
+        guard.server = "https://guard.example.org:8444".to_owned();
+        let expected = KeptGuard {
+            server: "https://guard.example.org:8444".to_owned(),
+            cluster_ip: "10.96.0.20".to_owned(),
+            skip_users: vec!["break-glass".to_owned()],
+        };
+        assert_eq!(told(&values).kept().unwrap().guard, Some(expected));
     }
 
     #[test]

@@ -38,6 +38,8 @@ pub const NAMESPACE: Kind = kind("", "v1", "Namespace", "namespaces", false);
 pub const SECRET: Kind = kind("", "v1", "Secret", "secrets", true);
 /// ConfigMaps.
 pub const CONFIG_MAP: Kind = kind("", "v1", "ConfigMap", "configmaps", true);
+/// Services.
+pub const SERVICE: Kind = kind("", "v1", "Service", "services", true);
 /// Pods.
 pub const POD: Kind = kind("", "v1", "Pod", "pods", true);
 /// Events.
@@ -77,7 +79,7 @@ pub const KINDS: &[Kind] = &[
     kind("", "v1", "ServiceAccount", "serviceaccounts", true),
     SECRET,
     CONFIG_MAP,
-    kind("", "v1", "Service", "services", true),
+    SERVICE,
     DEPLOYMENT,
     kind("policy", "v1", "PodDisruptionBudget", "poddisruptionbudgets", true),
     kind("networking.k8s.io", "v1", "NetworkPolicy", "networkpolicies", true),
@@ -88,7 +90,7 @@ pub const KEPT: &[Kind] = &[
     SECRET,
     CONFIG_MAP,
     POD,
-    kind("", "v1", "Service", "services", true),
+    SERVICE,
     kind("", "v1", "PersistentVolumeClaim", "persistentvolumeclaims", true),
     DEPLOYMENT,
     kind("apps", "v1", "StatefulSet", "statefulsets", true),

@@ -11,12 +11,13 @@ use serde_json::Value;
 
 use super::{Error, Kubernetes, Place, place};
 use crate::{
-    manifests::{AGENT, EXTENSIONS, MANAGER},
+    manifests::{AGENT, EXTENSIONS, GUARD, MANAGER},
     terminal::line,
 };
 
 /// The pods of all Deployments.
-pub const PODS: &str = "app.kubernetes.io/name in (towline-agent,towline-controller-manager,towline-extension-manager)";
+pub const PODS: &str =
+    "app.kubernetes.io/name in (towline-agent,towline-controller-manager,towline-extension-manager,towline-guard)";
 /// Characters of a line of a log that are shown, and of an event.
 const SHOWN: usize = 600;
 /// Bytes and lines of a log that are read.
@@ -218,9 +219,11 @@ impl Kubernetes {
         for name in [AGENT, MANAGER] {
             deployments.push((name, self.get(&Place::within(place::DEPLOYMENT, namespace, name)).await?));
         }
-        // Only where extensions are on.
-        let extensions = self.get(&Place::within(place::DEPLOYMENT, namespace, EXTENSIONS)).await?;
-        deployments.extend(extensions.map(|deployment| (EXTENSIONS, Some(deployment))));
+        // Only where they are on.
+        for name in [EXTENSIONS, GUARD] {
+            let there = self.get(&Place::within(place::DEPLOYMENT, namespace, name)).await?;
+            deployments.extend(there.map(|deployment| (name, Some(deployment))));
+        }
         let mut rollout = Rollout::of(&deployments);
         if !rollout.is_done {
             let pods = self.list(&Place::within(place::POD, namespace, ""), PODS).await?;

@@ -16,8 +16,21 @@ pub type Files = BTreeMap<String, String>;
 
 /// What the pods that hold users' tunnel are configured by.
 pub fn agent_files(values: &Values) -> Files {
-    let mut files = gateway_files(values);
+    let mut files = user_files(values);
     files.insert(CONFIG_FILE.to_owned(), agent(values));
+    files
+}
+
+/// What guard is configured by.
+pub fn guard_files(values: &Values, namespace: &str) -> Files {
+    let mut files = user_files(values);
+    files.insert(CONFIG_FILE.to_owned(), guard(values, namespace));
+    files
+}
+
+/// The gateway's authorities, and what belongs to issuers and the proxy.
+fn user_files(values: &Values) -> Files {
+    let mut files = gateway_files(values);
     keep(&mut files, "proxy-ca.crt", &values.proxy.ca);
     for (index, issuer) in values.issuers.iter().enumerate() {
         for (key, file) in [("ca", "ca.crt"), ("keys", "keys.json"), ("pinnedKeys", "pinned.json")] {
@@ -73,6 +86,18 @@ fn agent(values: &Values) -> String {
     identity(&mut out, values);
     out.table("forward");
     out.key("listen", format!("{}:{}", values.admin.address, values.controller_manager.port));
+    users(&mut out, values);
+    out.table("sessions");
+    out.key("outlive_token", &values.sessions.outlive_token);
+    out.table("limits");
+    out.key("streams", values.limits.streams);
+    out.key("drain_grace", &values.limits.drain_grace);
+    log_and_admin(&mut out, values);
+    out.text
+}
+
+/// Who users are and what they may: the same for all that judge them. And the proxy on the way to their issuers.
+fn users(out: &mut Toml, values: &Values) {
     if !values.proxy.url.is_empty() {
         out.table("proxy");
         out.key("url", &values.proxy.url);
@@ -84,7 +109,7 @@ fn agent(values: &Values) -> String {
         out.key("no_proxy", &values.proxy.no_proxy);
     }
     for (index, one) in values.issuers.iter().enumerate() {
-        issuer(&mut out, index, one);
+        issuer(out, index, one);
     }
     out.table("impersonation");
     out.key("extras", &values.impersonation.extras);
@@ -93,10 +118,23 @@ fn agent(values: &Values) -> String {
         out.table("azure_rbac");
         out.key("issuer", &values.azure_rbac.issuer);
     }
-    out.table("sessions");
-    out.key("outlive_token", &values.sessions.outlive_token);
+}
+
+fn guard(values: &Values, namespace: &str) -> String {
+    let mut out = Toml::default();
+    out.key("roles", super::GUARD);
+    gateway_via(&mut out, values, namespace);
+    identity(&mut out, values);
+    users(&mut out, values);
+    let guard = &values.guard;
+    out.table("guard");
+    out.key("listen", format!("{}:{}", values.admin.address, guard.port));
+    out.key("server_names", ["svc", "svc.cluster.local"].map(|end| format!("{}.{namespace}.{end}", super::GUARD)));
+    out.optional("server", &guard.server, &guard.server);
+    if !guard.skip_users.is_empty() {
+        out.key("skip_users", &guard.skip_users);
+    }
     out.table("limits");
-    out.key("streams", values.limits.streams);
     out.key("drain_grace", &values.limits.drain_grace);
     log_and_admin(&mut out, values);
     out.text

@@ -6,8 +6,8 @@ use secrecy::ExposeSecret;
 use serde_json::{Map, Value, json};
 
 use super::{
-    AGENT, CONFIG_FILE, EXTENSIONS, GITOPS, MANAGED_BY, MANAGER, RELEASE, SERVING_CA, SERVING_SECRET, TOKENS_SERVICE,
-    VERSION_LABEL, Values,
+    AGENT, CONFIG_FILE, EXTENSIONS, GITOPS, GUARD, GUARD_MANIFESTS, GUARD_MANIFESTS_NAMESPACE, GUARD_SECRET,
+    MANAGED_BY, MANAGER, RELEASE, SERVING_CA, SERVING_SECRET, TOKENS_SERVICE, VERSION_LABEL, Values,
     config::{self, Files},
     rights::{self, account_name},
 };
@@ -32,6 +32,8 @@ pub enum Part {
     Extensions,
     /// [`GITOPS`].
     Gitops,
+    /// [`GUARD`].
+    Guard,
 }
 
 impl Part {
@@ -42,6 +44,7 @@ impl Part {
             Self::Manager => MANAGER,
             Self::Extensions => EXTENSIONS,
             Self::Gitops => GITOPS,
+            Self::Guard => GUARD,
         }
     }
 
@@ -51,6 +54,7 @@ impl Part {
             Self::Manager => "towline-controller-manager",
             Self::Extensions => "towline-extension-manager",
             Self::Gitops => "towline-fluxconfig-agent",
+            Self::Guard => "towline-guard",
         }
     }
 
@@ -123,6 +127,9 @@ pub fn objects(values: &Values, namespace: &str) -> Vec<Value> {
     if values.identity_tokens.enabled {
         all.extend(identity_tokens(namespace));
     }
+    if values.guard.enabled {
+        all.extend(guard(values, namespace));
+    }
     all.push(agent(values, namespace, &agent_files));
     all.push(manager(values, namespace, &manager_files));
     if values.extensions.enabled {
@@ -183,6 +190,9 @@ fn network_policy(values: &Values, namespace: &str) -> Value {
         from.push(json!({"podSelector": {"matchLabels": Part::Extensions.selector()}}));
         // The pod is of another release.
         from.push(json!({"podSelector": {"matchLabels": {"app.kubernetes.io/name": Part::Gitops.app()}}}));
+    }
+    if values.guard.enabled {
+        from.push(json!({"podSelector": {"matchLabels": Part::Guard.selector()}}));
     }
     let mut made = object("networking.k8s.io/v1", "NetworkPolicy", AGENT, Some(namespace), Part::Agent);
     made["spec"] = json!({
@@ -278,6 +288,58 @@ fn manager(values: &Values, namespace: &str, files: &Files) -> Value {
         "template": pod.template(),
     });
     made
+}
+
+/// What the apiserver asks about tokens and rights: the Secrets that it fills in, the Service in front, and the pods.
+fn guard(values: &Values, namespace: &str) -> [Value; 5] {
+    let secret = |name: &str, namespace: &str| {
+        let mut made = object("v1", "Secret", name, Some(namespace), Part::Guard);
+        made["type"] = "Opaque".into();
+        made
+    };
+    let guard = &values.guard;
+    let mut service = object("v1", "Service", GUARD, Some(namespace), Part::Guard);
+    service["spec"] = json!({
+        "type": "ClusterIP",
+        "selector": Part::Guard.selector(),
+        "ports": [{"name": "reviews", "port": 443, "targetPort": "reviews", "protocol": "TCP"}],
+    });
+    if !guard.cluster_ip.is_empty() {
+        service["spec"]["clusterIP"] = guard.cluster_ip.as_str().into();
+    }
+    let files = config::guard_files(values, namespace);
+    let proxy = values.proxy_secret();
+    let pod = Pod {
+        part: Part::Guard,
+        values,
+        account: account_name(Part::Guard, &guard.service_account),
+        // The address of its own Service, which the apiserver is told, is known by its variables.
+        service_links: true,
+        ports: &[("admin", values.admin.port), ("reviews", guard.port)],
+        resources: &guard.resources,
+        secrets: &proxy.iter().map(|secret| ("proxy", "/etc/towline-proxy", secret.as_str())).collect::<Vec<_>>(),
+        files: &files,
+        digest: guard_secrets_digest(values),
+        image: values.image_name(),
+        grace_seconds: grace_seconds(&values.limits.drain_grace),
+        work_size: None,
+    };
+    let mut made = object("apps/v1", "Deployment", GUARD, Some(namespace), Part::Guard);
+    made["spec"] = json!({
+        "replicas": guard.replicas,
+        "revisionHistoryLimit": 3,
+        "selector": {"matchLabels": Part::Guard.selector()},
+        // The apiserver asks for each token: one always answers.
+        "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
+        "template": pod.template(),
+    });
+    [
+        config_map(Part::Guard, &files, namespace),
+        secret(GUARD_SECRET, namespace),
+        secret(GUARD_MANIFESTS, GUARD_MANIFESTS_NAMESPACE),
+        service,
+        made,
+    ]
 }
 
 fn extension_manager(values: &Values, namespace: &str, files: &Files) -> Value {
@@ -467,6 +529,18 @@ fn secrets_digest(values: &Values, with_proxy: bool) -> String {
         put("password", values.proxy.password.expose_secret());
     }
     digest_of(&files)
+}
+
+/// The same without the onboarding key, which is not for guard.
+fn guard_secrets_digest(values: &Values) -> String {
+    let proxy = &values.proxy;
+    let texts = [
+        ("certificate", ""),
+        ("key", ""),
+        ("username", proxy.username.as_str()),
+        ("password", proxy.password.expose_secret()),
+    ];
+    digest_of(&texts.map(|(key, text)| (key.to_owned(), text.to_owned())).into())
 }
 
 /// As the chart's `agent.digest`, which does not know of the line that ends the configuration.

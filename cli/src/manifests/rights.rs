@@ -4,7 +4,8 @@ use auth::rbac::call::{VERBS, verb_group};
 use serde_json::{Value, json};
 
 use super::{
-    AGENT, EXTENSIONS, IDENTITY_SECRET, MANAGER, SERVING_CA, SERVING_SECRET, Values,
+    AGENT, EXTENSIONS, GUARD, GUARD_MANIFESTS, GUARD_MANIFESTS_NAMESPACE, GUARD_SECRET, IDENTITY_SECRET, MANAGER,
+    SERVING_CA, SERVING_SECRET, Values,
     objects::{Part, object},
     values::Account,
 };
@@ -19,8 +20,10 @@ pub fn rights(values: &Values, namespace: &str) -> Vec<Value> {
     let manager = Subject { part: Part::Manager, account: &values.controller_manager.service_account, namespace };
     let extensions = Subject { part: Part::Extensions, account: &values.extensions.service_account, namespace };
     let extensions = values.extensions.enabled.then_some(extensions);
+    let guard = Subject { part: Part::Guard, account: &values.guard.service_account, namespace };
+    let guard = values.guard.enabled.then_some(guard);
     let mut all = Vec::new();
-    for subject in [&agent, &manager].into_iter().chain(&extensions) {
+    for subject in [&agent, &manager].into_iter().chain(&extensions).chain(&guard) {
         if subject.account.create {
             all.push(subject.service_account());
         }
@@ -40,6 +43,7 @@ pub fn rights(values: &Values, namespace: &str) -> Vec<Value> {
             all.extend(manager.published());
         }
         all.extend(extensions.as_ref().map(Subject::administers));
+        all.extend(guard.iter().flat_map(Subject::hands_out));
     }
     all
 }
@@ -105,6 +109,7 @@ pub fn account_name(part: Part, account: &Account) -> &str {
     match (account.name.as_str(), account.create, part) {
         ("", true, Part::Agent) => AGENT,
         ("", true, Part::Manager) => MANAGER,
+        ("", true, Part::Guard) => GUARD,
         // Never "default": it becomes an administrator.
         ("", _, Part::Extensions) => EXTENSIONS,
         ("", false, _) => "default",
@@ -162,6 +167,17 @@ impl Subject<'_> {
         let [role, mut binding] = self.may(SERVING_CA, Some(self.namespace), ["Role", "RoleBinding"], rules);
         binding["subjects"] = json!([{"kind": "Group", "apiGroup": API, "name": "system:serviceaccounts"}]);
         [role, binding]
+    }
+
+    /// Guard's certificates, and the files that an apiserver is started with. It asks the apiserver nothing.
+    fn hands_out(&self) -> [Value; 4] {
+        let secret = |name: &str, verbs: &[&str]| json!({"apiGroups": [""], "resources": ["secrets"], "resourceNames": [name], "verbs": verbs});
+        let own = json!([secret(GUARD_SECRET, &["get", "patch"]), secret(IDENTITY_SECRET, &["get", "patch", "watch"])]);
+        let [role, binding] = self.may_in_namespace(own);
+        let handed = json!([secret(GUARD_MANIFESTS, &["get", "patch"])]);
+        let within = Some(GUARD_MANIFESTS_NAMESPACE);
+        let [role_there, binding_there] = self.may(GUARD_MANIFESTS, within, ["Role", "RoleBinding"], handed);
+        [role, binding, role_there, binding_there]
     }
 
     fn may_in_namespace(&self, rules: Value) -> [Value; 2] {

@@ -83,6 +83,33 @@ fn sets() -> Vec<(&'static str, Values)> {
             }),
         ),
         (
+            "guard",
+            with(&|v| {
+                v.guard.enabled = true;
+                v.issuers = serde_json::from_value(
+                    json!([{"name": "towline", "url": "https://a.example.org", "pinnedKeys": "{}"}]),
+                )
+                .unwrap();
+                v.azure_rbac.enabled = true;
+            }),
+        ),
+        (
+            "guard behind a proxy",
+            with(&|v| {
+                v.guard.enabled = true;
+                v.guard.server = "https://guard.example.org:8444".to_owned();
+                v.guard.cluster_ip = "10.96.0.20".to_owned();
+                v.guard.skip_users = vec!["break-glass".to_owned()];
+                v.guard.replicas = 1;
+                v.guard.service_account.annotations.insert("a".to_owned(), "b".to_owned());
+                v.issuers = serde_json::from_value(json!([{"name": "b", "url": "https://b", "ca": PEM}])).unwrap();
+                v.proxy.url = "https://proxy.example.org:3128".to_owned();
+                v.proxy.ca = PEM.to_owned();
+                v.proxy.username = "me".to_owned();
+                v.proxy.password = SecretString::from("secret");
+            }),
+        ),
+        (
             "one pod on one carrier",
             with(&|v| {
                 v.replicas = 1;

@@ -17,6 +17,7 @@ pub struct Values {
     pub controller_manager: Manager,
     pub extensions: Extensions,
     pub gitops: Gitops,
+    pub guard: Guard,
     pub network_policy: NetworkPolicy,
     pub identity_tokens: IdentityTokens,
     pub metadata: Metadata,
@@ -48,11 +49,11 @@ pub struct Values {
 }
 
 macro_rules! section {
-    ($(#[$meta:meta])* $name:ident { $($field:ident: $type:ty),* $(,)? }) => {
+    ($(#[$meta:meta])* $name:ident { $($(#[$of:meta])* $field:ident: $type:ty),* $(,)? }) => {
         $(#[$meta])*
         #[derive(Deserialize, Serialize)]
         #[serde(rename_all = "camelCase", deny_unknown_fields)]
-        pub struct $name { $(pub $field: $type),* }
+        pub struct $name { $($(#[$of])* pub $field: $type),* }
     };
 }
 
@@ -84,6 +85,13 @@ section! {
     Gitops {
         allowed_repositories: Vec<String>, allowed_scopes: Vec<String>, allowed_namespaces: Vec<String>,
         resync_interval: String,
+    }
+}
+section! {
+    /// The apiserver's own webhook for tokens and rights.
+    Guard {
+        enabled: bool, port: u16, server: String, #[serde(rename = "clusterIP")] cluster_ip: String, skip_users: Vec<String>,
+        replicas: u32, resources: Value, service_account: Account,
     }
 }
 section! {

@@ -37,6 +37,7 @@ use crate::{
 pub struct Update<'a> {
     kube: &'a KubeArgs,
     typed: Typed,
+    guard: Option<bool>,
     extensions: extensions::Typed,
     /// Whether they become this program's version too.
     upgrades: bool,
@@ -51,12 +52,19 @@ impl<'a> Update<'a> {
     pub fn read(kube: &'a KubeArgs, proxy: &AgentProxyArgs, upgrades: bool, wait: Wait) -> Outcome<Option<Self>> {
         let typed = Typed::read(proxy)?;
         let is_asked = upgrades || !typed.is_nothing();
-        Ok(is_asked.then(|| Self { kube, typed, extensions: extensions::Typed::default(), upgrades, wait }))
+        Ok(is_asked.then(|| Self {
+            kube,
+            typed,
+            guard: None,
+            extensions: extensions::Typed::default(),
+            upgrades,
+            wait,
+        }))
     }
 
-    /// Extensions, on or off.
-    pub fn of_extensions(kube: &'a KubeArgs, extensions: extensions::Typed, wait: Wait) -> Self {
-        Self { kube, typed: Typed::default(), extensions, upgrades: false, wait }
+    /// Extensions and guard, on or off; guard as it is without `guard`.
+    pub fn of_features(kube: &'a KubeArgs, guard: Option<bool>, extensions: extensions::Typed, wait: Wait) -> Self {
+        Self { kube, typed: Typed::default(), guard, extensions, upgrades: false, wait }
     }
 }
 
@@ -100,7 +108,7 @@ async fn change(
 ) -> Outcome<()> {
     let kept = cluster.kept(namespace).await?;
     let version = kept.version.clone().filter(|_| !update.upgrades);
-    let typed = (update.typed, &update.extensions);
+    let typed = (update.guard, update.typed, &update.extensions);
     let (mut values, said) = values::again(id.as_str(), kept, version.as_deref(), typed, settings)?;
     values::fit(&mut values, cluster);
     precheck::may_extend(cluster, &values).await?;

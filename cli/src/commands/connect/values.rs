@@ -17,7 +17,10 @@ use crate::{
     client::Client,
     commands::names,
     failure::{Failure, Outcome},
-    kubernetes::{Kubernetes, kept::Kept},
+    kubernetes::{
+        Kubernetes,
+        kept::{Kept, KeptGuard},
+    },
     manifests::{self, HostAlias, Image, Values},
 };
 
@@ -86,6 +89,19 @@ pub struct AgentArgs {
         help_heading = "Agents"
     )]
     pub azure_rbac: Option<bool>,
+    /// Answer the apiserver itself about tokens and rights, as its webhook (docs/guard.md); it has to be started for that
+    #[arg(
+        long,
+        value_name = "true|false",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true",
+        help_heading = "Agents"
+    )]
+    pub guard: Option<bool>,
+    /// With guard: what the apiserver dials, https://HOST:PORT, instead of the Service's address; "" for that
+    #[arg(long, value_name = "URL", help_heading = "Agents")]
+    pub guard_server: Option<String>,
     /// Install extensions: helm charts of a signed catalogue, by an agent that is an administrator of the cluster
     #[arg(
         long,
@@ -130,6 +146,8 @@ pub fn values(
     let mut values = Values::default();
     let kept_extensions = kept.as_mut().and_then(|kept| kept.extensions.take());
     let said = extensions.apply(&mut values, kept_extensions, settings)?;
+    let kept_guard = kept.as_mut().and_then(|kept| kept.guard.take());
+    answer_the_apiserver(&mut values, args, kept_guard)?;
     let azure_rbac = args.azure_rbac.unwrap_or(kept.as_ref().is_some_and(|kept| kept.azure_rbac));
     if let Some(kept) = kept {
         keep(&mut values, kept);
@@ -180,10 +198,11 @@ pub fn again(
     cluster_id: &str,
     kept: Kept,
     version: Option<&str>,
-    typed: (Typed, &extensions::Typed),
+    (guard, proxy, extensions): (Option<bool>, Typed, &extensions::Typed),
     settings: &InstallSettings,
 ) -> Outcome<(Values, Vec<String>)> {
-    let (mut values, said) = values(cluster_id, &AgentArgs::default(), Some(kept), typed, settings)?;
+    let args = AgentArgs { guard, ..AgentArgs::default() };
+    let (mut values, said) = values(cluster_id, &args, Some(kept), (proxy, extensions), settings)?;
     let Some(version) = version else { return Ok((values, said)) };
     let extensions = &mut values.extensions.image;
     for (tag, digest) in [(&mut values.image.tag, &values.image.digest), (&mut extensions.tag, &extensions.digest)] {
@@ -216,6 +235,22 @@ fn of_gateway(values: &mut Values, cluster_id: &str, settings: &InstallSettings)
     let issuers: Result<Vec<Map<String, Value>>, _> =
         settings.issuers.iter().map(|issuer| serde_json::from_value(issuer.clone())).collect();
     values.issuers = issuers.context("the issuers that the gateway names")?;
+    Ok(())
+}
+
+/// The address of the Service that is there stays: it is in the files that the apiserver was started with.
+fn answer_the_apiserver(values: &mut Values, args: &AgentArgs, kept: Option<KeptGuard>) -> Outcome<()> {
+    let guard = &mut values.guard;
+    guard.enabled = args.guard.unwrap_or(kept.is_some());
+    if !guard.enabled {
+        return match &args.guard_server {
+            Some(_) => Err(Failure::usage(anyhow!("--guard-server is for agents with guard")).hint("add --guard")),
+            None => Ok(()),
+        };
+    }
+    let kept = kept.unwrap_or_default();
+    guard.server = args.guard_server.clone().unwrap_or(kept.server);
+    (guard.cluster_ip, guard.skip_users) = (kept.cluster_ip, kept.skip_users);
     Ok(())
 }
 
@@ -296,15 +331,31 @@ mod tests {
                 replicas: None,
                 distribution: String::new(),
                 infrastructure: String::new(),
+                guard: None,
                 extensions: None,
             };
-            let typed = (Typed::default(), &extensions::Typed::default());
+            let typed = (None, Typed::default(), &extensions::Typed::default());
             again("/c", kept, version, typed, &settings).unwrap().0.image_name()
         };
         assert_eq!(image("r:5000/agent", Some("0.0.9")), "r:5000/agent:0.0.9");
         assert_eq!(image("r:5000/agent", None), format!("r:5000/agent:{}", crate::manifests::version()));
         assert_eq!(image("r:5000/agent:mine", Some("0.0.9")), "r:5000/agent:mine");
         assert_eq!(image("r:5000/agent@sha256:a", Some("0.0.9")), "r:5000/agent@sha256:a");
+    }
+
+    #[test]
+    fn z1_guard_stays_on_with_the_address_that_the_apiserver_has() {
+        let there = KeptGuard { cluster_ip: "10.96.0.20".to_owned(), ..KeptGuard::default() };
+        let guard = |typed: Option<bool>, server: Option<&str>, kept: Option<&KeptGuard>| {
+            let args = AgentArgs { guard: typed, guard_server: server.map(str::to_owned), ..AgentArgs::default() };
+            let mut values = Values::default();
+            answer_the_apiserver(&mut values, &args, kept.cloned()).map(|()| values.guard)
+        };
+        let on = guard(None, None, Some(&there)).unwrap();
+        assert!(on.enabled && on.cluster_ip == "10.96.0.20");
+        assert!(!guard(Some(false), None, Some(&there)).unwrap().enabled && !guard(None, None, None).unwrap().enabled);
+        assert_eq!(guard(Some(true), Some("https://a:1"), None).unwrap().server, "https://a:1");
+        assert!(guard(None, Some("https://a:1"), None).is_err());
     }
 
     #[test]

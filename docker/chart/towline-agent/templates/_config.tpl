@@ -37,27 +37,8 @@ format = {{ toJson .Values.log.format }}
 listen = {{ printf "%s:%d" .Values.admin.address (int .Values.admin.port) | toJson }}
 {{- end }}
 
-{{- define "agent.config" -}}
-{{- if include "agent.managed" . }}roles = "clusterconnect-agent"
-
-{{ end }}
-{{- include "config.gateway" . }}
-{{- with .Values.gateway }}
-carrier = {{ .carrier | toJson }}
-udp_segmentation_offload = {{ .udpSegmentationOffload }}
-{{- with .addresses }}
-addresses = {{ toJson . }}
-{{- end }}
-{{- end }}
-{{- if .Values.identity.clusterId }}
-
-{{ include "config.identity" . }}
-{{- end }}
-{{- if include "agent.managed" . }}
-
-[forward]
-listen = {{ printf "%s:%d" .Values.admin.address (int .Values.controllerManager.port) | toJson }}
-{{- end }}
+{{/* Who users are and what they may: the same for all that judge them. And the proxy on the way to their issuers. */}}
+{{- define "config.users" -}}
 {{- with .Values.proxy }}
 {{- if .url }}
 
@@ -103,6 +84,30 @@ allow_reserved = {{ toJson .Values.impersonation.allowReserved }}
 [azure_rbac]
 issuer = {{ toJson .Values.azureRbac.issuer }}
 {{- end }}
+{{- end }}
+
+{{- define "agent.config" -}}
+{{- if include "agent.managed" . }}roles = "clusterconnect-agent"
+
+{{ end }}
+{{- include "config.gateway" . }}
+{{- with .Values.gateway }}
+carrier = {{ .carrier | toJson }}
+udp_segmentation_offload = {{ .udpSegmentationOffload }}
+{{- with .addresses }}
+addresses = {{ toJson . }}
+{{- end }}
+{{- end }}
+{{- if .Values.identity.clusterId }}
+
+{{ include "config.identity" . }}
+{{- end }}
+{{- if include "agent.managed" . }}
+
+[forward]
+listen = {{ printf "%s:%d" .Values.admin.address (int .Values.controllerManager.port) | toJson }}
+{{- end }}
+{{- include "config.users" . }}
 
 [sessions]
 outlive_token = {{ toJson .Values.sessions.outliveToken }}
@@ -214,6 +219,34 @@ drain_grace = {{ toJson .Values.limits.drainGrace }}
 {{ include "config.log" . }}
 {{- end }}
 
+{{- define "guard.config" -}}
+roles = "guard"
+
+{{ include "config.gateway" . }}
+carrier = "h2"
+via = {{ printf "clusterconnect-agent.%s.svc:%d" .Release.Namespace (int .Values.controllerManager.port) | toJson }}
+{{- if .Values.identity.clusterId }}
+
+{{ include "config.identity" . }}
+{{- end }}
+{{- include "config.users" . }}
+
+[guard]
+listen = {{ printf "%s:%d" .Values.admin.address (int .Values.guard.port) | toJson }}
+server_names = {{ list (printf "guard.%s.svc" .Release.Namespace) (printf "guard.%s.svc.cluster.local" .Release.Namespace) | toJson }}
+{{- with .Values.guard.server }}
+server = {{ toJson . }}
+{{- end }}
+{{- with .Values.guard.skipUsers }}
+skip_users = {{ toJson . }}
+{{- end }}
+
+[limits]
+drain_grace = {{ toJson .Values.limits.drainGrace }}
+
+{{ include "config.log" . }}
+{{- end }}
+
 {{/* Everything of the ConfigMaps, as YAML. */}}
 {{- define "config.gatewayFiles" -}}
 {{- with .Values.gateway.ca }}
@@ -224,9 +257,7 @@ extra-ca.crt: {{ toJson . }}
 {{- end }}
 {{- end }}
 
-{{- define "agent.files" -}}
-agent.toml: {{ include "agent.config" . | toJson }}
-{{- include "config.gatewayFiles" . }}
+{{- define "config.userFiles" -}}
 {{- with .Values.proxy.ca }}
 proxy-ca.crt: {{ toJson . }}
 {{- end }}
@@ -243,6 +274,12 @@ issuer-{{ $index }}-pinned.json: {{ toJson . }}
 {{- end }}
 {{- end }}
 
+{{- define "agent.files" -}}
+agent.toml: {{ include "agent.config" . | toJson }}
+{{- include "config.gatewayFiles" . }}
+{{- include "config.userFiles" . }}
+{{- end }}
+
 {{- define "manager.files" -}}
 agent.toml: {{ include "manager.config" . | toJson }}
 {{- include "config.gatewayFiles" . }}
@@ -256,6 +293,12 @@ agent.toml: {{ include "extensions.config" . | toJson }}
 {{- define "gitops.files" -}}
 agent.toml: {{ include "gitops.config" . | toJson }}
 {{- include "config.gatewayFiles" . }}
+{{- end }}
+
+{{- define "guard.files" -}}
+agent.toml: {{ include "guard.config" . | toJson }}
+{{- include "config.gatewayFiles" . }}
+{{- include "config.userFiles" . }}
 {{- end }}
 
 {{/* Everything of the Secrets of the release that a Deployment's pods use, as YAML. A private key among them keeps a digest of
@@ -284,5 +327,16 @@ key: {{ toJson (.key | default "") }}
 {{- with .Values.identity }}
 certificate: {{ toJson (.certificate | default "") }}
 key: {{ toJson (.key | default "") }}
+{{- end }}
+{{- end }}
+
+{{- define "guard.secretFiles" -}}
+{{- with .Values.identity }}
+certificate: {{ toJson (.certificate | default "") }}
+key: {{ toJson (.key | default "") }}
+{{- end }}
+{{- with .Values.proxy }}
+username: {{ toJson (.username | default "") }}
+password: {{ toJson (.password | default "") }}
 {{- end }}
 {{- end }}

@@ -20,6 +20,11 @@
 {{- if .Values.extensions.enabled }}yes{{ end }}
 {{- end }}
 
+{{/* Not empty when the apiserver asks the agents about tokens and rights, by a Deployment of its own. */}}
+{{- define "guard.on" -}}
+{{- if .Values.guard.enabled }}yes{{ end }}
+{{- end }}
+
 {{- define "agent.selector" -}}
 app.kubernetes.io/name: {{ .Chart.Name }}
 app.kubernetes.io/instance: {{ .Release.Name }}
@@ -32,6 +37,11 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 
 {{- define "extensions.selector" -}}
 app.kubernetes.io/name: towline-extension-manager
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{- define "guard.selector" -}}
+app.kubernetes.io/name: towline-guard
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end }}
 
@@ -55,6 +65,12 @@ app.kubernetes.io/component: controller-manager
 {{- define "extensions.labels" -}}
 {{ include "extensions.selector" . }}
 app.kubernetes.io/component: extension-manager
+{{ include "agent.commonLabels" . }}
+{{- end }}
+
+{{- define "guard.labels" -}}
+{{ include "guard.selector" . }}
+app.kubernetes.io/component: guard
 {{ include "agent.commonLabels" . }}
 {{- end }}
 
@@ -83,6 +99,12 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 
 {{- define "extensions.serviceAccount" -}}
 {{- .Values.extensions.serviceAccount.name | default "extension-manager" }}
+{{- end }}
+
+{{- define "guard.serviceAccount" -}}
+{{- with .Values.guard.serviceAccount }}
+{{- .name | default (ternary "guard" "default" .create) }}
+{{- end }}
 {{- end }}
 
 {{/* Where the certificate is: written by the controller-manager when the cluster has an identity, else given. */}}
@@ -171,6 +193,14 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- if not (or .serviceAccount.create .serviceAccount.name) }}
 {{- $faults = append $faults "extensions.serviceAccount.name: is required where the service account is not created: it becomes an administrator of the cluster" }}
 {{- end }}
+{{- end }}
+{{- end }}
+{{- if include "guard.on" . }}
+{{- if not (include "agent.managed" .) }}
+{{- $faults = append $faults "guard.enabled: needs controllerManager.enabled: true, with which pods of the release reach the gateway through clusterconnect-agent" }}
+{{- end }}
+{{- if not .Values.issuers }}
+{{- $faults = append $faults "guard.enabled: needs issuers: it would know nobody" }}
 {{- end }}
 {{- end }}
 {{- if $faults }}{{ fail (printf "\n%s" (join "\n" $faults)) }}{{ end }}
