@@ -1,5 +1,5 @@
 //! The roles and assignments that an agent decides calls by (`GET /v1/policy`, feature Z9): the built-in issuer states
-//! that they are right, for that cluster and for an hour. Waits while nothing changes.
+//! that they are right, for that cluster and for a time (`agents.statement_lifetime`). Waits while nothing changes.
 
 use std::{sync::Arc, time::Duration};
 
@@ -13,9 +13,6 @@ use crate::{api_error::ApiError, aside, snapshot::Snapshot};
 
 /// How long a question waits for news.
 const WAIT: Duration = Duration::from_secs(55);
-/// How long a statement holds. Whoever keeps newer ones from an agent keeps a withdrawn right alive for so long at
-/// most.
-const LIFE: Duration = Duration::from_secs(3600);
 
 /// What is told of one moment.
 struct Told {
@@ -69,8 +66,9 @@ pub async fn serve(call: &Call, agent: &Agent) -> Result<Reply, ApiError> {
         tracing::warn!(cluster.id = %cluster, assignments = omitted.assignments, %omitted, "the roles of a cluster do not fit");
     }
     let claims = json!({"sha256": digest});
+    let life = call.core.trust.agents().statement_lifetime;
     let statement = issuer
-        .state(STATEMENT_TYPE, claims, &snapshot::audience(cluster), LIFE)
+        .state(STATEMENT_TYPE, claims, &snapshot::audience(cluster), life)
         .ok_or_else(|| ApiError::internal("the issuer cannot sign"))?;
     let signed = Signed { document, etag, statement, omitted };
     aside::document(move || Reply::json(&signed)).await.map_err(ApiError::internal)?

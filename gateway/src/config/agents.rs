@@ -1,6 +1,6 @@
 //! `[agents]`: whom agents' certificates come from, and what agents get.
 
-use std::{path::PathBuf, time::Duration};
+use std::{ops::RangeInclusive, path::PathBuf, time::Duration};
 
 use certs::{Authority, LoadError, Roots};
 use daemon::settings::{Faults, Section};
@@ -11,6 +11,11 @@ pub const LONGEST_CERTIFICATE: Duration = Duration::from_secs(90 * 86_400);
 /// The shortest: an agent renews it from half of its life on.
 const SHORTEST_CERTIFICATE: Duration = Duration::from_secs(60);
 
+/// How long roles and assignments hold without news: the default, and what an operator may set (docs/features.md Z8).
+pub const STATEMENT_LIFETIME: Duration = Duration::from_secs(3600);
+/// See [`STATEMENT_LIFETIME`]. An agent asks for a new statement every 20 minutes.
+const STATEMENT_LIFETIMES: RangeInclusive<Duration> = Duration::from_secs(1800)..=Duration::from_secs(7 * 86_400);
+
 /// Agents' certificates and tokens.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Agents {
@@ -20,6 +25,9 @@ pub struct Agents {
     pub authority: Option<AuthorityFiles>,
     /// How long the certificates are good for that it issues.
     pub certificate_lifetime: Duration,
+    /// How long a cluster may decide by the roles and assignments that it was told last, without hearing of the gateway:
+    /// whoever keeps news from an agent keeps a withdrawn right alive for so long at most.
+    pub statement_lifetime: Duration,
     /// Audiences beside the gateway's URL that clusters get tokens for (docs/features.md R9).
     pub token_audiences: Vec<String>,
 }
@@ -37,7 +45,8 @@ impl Agents {
     /// Trust in authorities alone: this gateway issues nothing.
     pub fn trusting(ca_file: PathBuf) -> Self {
         let (authority, token_audiences) = (None, Vec::new());
-        Self { ca_file, authority, certificate_lifetime: LONGEST_CERTIFICATE, token_audiences }
+        let (certificate_lifetime, statement_lifetime) = (LONGEST_CERTIFICATE, STATEMENT_LIFETIME);
+        Self { ca_file, authority, certificate_lifetime, statement_lifetime, token_audiences }
     }
 
     /// Reads `[agents]`.
@@ -64,6 +73,7 @@ impl Agents {
         }
         let lifetime = SHORTEST_CERTIFICATE..=LONGEST_CERTIFICATE;
         let certificate_lifetime = section.duration("certificate_lifetime", lifetime, faults);
+        let statement_lifetime = section.duration("statement_lifetime", STATEMENT_LIFETIMES, faults);
         let token_audiences = section.texts("token_audiences", faults).unwrap_or_default();
         let scheme = |text: &String| Url::parse(text).is_ok_and(|url| matches!(url.scheme(), "https" | "api" | "urn"));
         if let Some(bad) = token_audiences.iter().find(|audience| !scheme(audience)) {
@@ -74,7 +84,8 @@ impl Agents {
         }
         section.end(faults);
         let certificate_lifetime = certificate_lifetime.unwrap_or(LONGEST_CERTIFICATE);
-        Some(Self { ca_file: ca_file?, authority, certificate_lifetime, token_audiences })
+        let statement_lifetime = statement_lifetime.unwrap_or(STATEMENT_LIFETIME);
+        Some(Self { ca_file: ca_file?, authority, certificate_lifetime, statement_lifetime, token_audiences })
     }
 }
 

@@ -104,6 +104,11 @@ const AGENTS: &[Key] = &[
         "\"90d\"",
         "How long the certificates are good for that it issues; agents renew from half of that on.",
     ),
+    Key::default(
+        "statement_lifetime",
+        "\"1h\"",
+        "How long a cluster decides by the roles and assignments that it was told last while it hears nothing of the gateway; for so long a withdrawn right may hold there.",
+    ),
     Key::default("token_audiences", "[]", "Audiences beside the gateway's URL that clusters get tokens for."),
 ];
 
