@@ -179,7 +179,7 @@ fn properties() -> anyhow::Result<()> {
     Ok(())
 }
 
-fn new_cluster() -> Value {
+pub fn new_cluster() -> Value {
     json!({
         "location": "eastus",
         "identity": {"type": "SystemAssigned"},
@@ -188,7 +188,7 @@ fn new_cluster() -> Value {
 }
 
 /// A request to the resource API over a connection of its own.
-fn api(stack: &Stack, token: &str, method: &str, path: &str, body: &Value) -> anyhow::Result<Answer> {
+pub fn api(stack: &Stack, token: &str, method: &str, path: &str, body: &Value) -> anyhow::Result<Answer> {
     let body = if body.is_null() { String::new() } else { body.to_string() };
     let mut raw = stack.raw()?;
     let head = format!(
@@ -201,7 +201,7 @@ fn api(stack: &Stack, token: &str, method: &str, path: &str, body: &Value) -> an
 }
 
 /// A token of the service principal that owns the subscription, for the API.
-fn owner_token(stack: &Stack) -> anyhow::Result<String> {
+pub fn owner_token(stack: &Stack) -> anyhow::Result<String> {
     principal_token(stack, (&stack.text("clientId"), &stack.text("clientSecret")), &stack.text("url"))
 }
 

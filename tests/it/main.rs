@@ -14,6 +14,7 @@ mod extension_clients;
 mod extensions;
 mod gitops;
 mod gitops_guide;
+mod guard;
 mod impersonation;
 mod issuer;
 mod k9s;
@@ -58,6 +59,7 @@ fn main() {
         extensions::tests,
         gitops::tests,
         gitops_guide::tests,
+        guard::tests,
         tokens::tests,
         arm::tests,
         extension_clients::tests,

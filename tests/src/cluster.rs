@@ -21,7 +21,7 @@ pub struct Cluster {
 /// test that asks, not a skip.
 pub fn cluster() -> &'static Cluster {
     static CLUSTER: OnceLock<Cluster> = OnceLock::new();
-    CLUSTER.get_or_init(|| Cluster::up().unwrap_or_else(|error| panic!("no cluster: {error:?}")))
+    CLUSTER.get_or_init(|| Cluster::up(&[]).unwrap_or_else(|error| panic!("no cluster: {error:?}")))
 }
 
 /// Whether a cluster can be brought up here: always, as far as can be told before trying.
@@ -41,16 +41,57 @@ fn script() -> PathBuf {
     root().join("tests/cluster/cluster")
 }
 
+/// A cluster that one test has for itself: a control plane without a node, whose apiserver has flags of the test. It ends
+/// when it is dropped.
+pub struct OwnCluster {
+    cluster: Cluster,
+    environment: Vec<(&'static str, String)>,
+}
+
+impl OwnCluster {
+    /// Starts it, in a folder that is made, with these flags for the apiserver.
+    pub fn up(dir: &Path, flags: &[String]) -> anyhow::Result<Self> {
+        let base = run(Command::new(script()).arg("free-base"), Duration::from_secs(30))?.ok()?;
+        let environment = vec![
+            ("CLUSTER_STATE", dir.display().to_string()),
+            ("CLUSTER_PORT_BASE", base.trim().to_owned()),
+            ("CLUSTER_NODE", "0".to_owned()),
+            ("CLUSTER_APISERVER_FLAGS", flags.join(" ")),
+        ];
+        let cluster = Cluster::up(&environment)?;
+        Ok(Self { cluster, environment })
+    }
+}
+
+impl std::ops::Deref for OwnCluster {
+    type Target = Cluster;
+
+    fn deref(&self) -> &Cluster {
+        &self.cluster
+    }
+}
+
+impl Drop for OwnCluster {
+    fn drop(&mut self) {
+        let mut command = Command::new(script());
+        command.arg("down").envs(self.environment.iter().map(|(key, value)| (key, value)));
+        if let Err(error) = run(&mut command, Duration::from_secs(60)) {
+            eprintln!("the cluster of a test is left: {error:?}");
+        }
+    }
+}
+
 impl Cluster {
-    fn up() -> anyhow::Result<Self> {
+    fn up(environment: &[(&'static str, String)]) -> anyhow::Result<Self> {
+        let script = |word: &str| {
+            let mut command = Command::new(script());
+            command.arg(word).envs(environment.iter().map(|(key, value)| (key, value)));
+            command
+        };
         // Building the programs the first time takes minutes; the script shows its progress.
-        let status = Command::new(script())
-            .arg("up")
-            .stdout(std::io::stderr())
-            .status()
-            .context("run tests/cluster/cluster up")?;
+        let status = script("up").stdout(std::io::stderr()).status().context("run tests/cluster/cluster up")?;
         anyhow::ensure!(status.success(), "tests/cluster/cluster up failed");
-        let text = run(Command::new(script()).arg("env"), Duration::from_secs(30))?.ok()?;
+        let text = run(&mut script("env"), Duration::from_secs(30))?.ok()?;
         let settings = text
             .lines()
             .filter_map(|line| line.split_once('='))
