@@ -78,8 +78,6 @@ pub struct Call<'a> {
     pub snapshot: &'a Snapshot,
     /// Who asks.
     pub caller: Caller,
-    /// The same, as their token says.
-    pub identity: Arc<Identity>,
     /// The method.
     pub method: Method,
     /// The headers.
@@ -142,6 +140,11 @@ impl Call<'_> {
     /// Now.
     pub fn now(&self) -> SystemTime {
         SystemTime::UNIX_EPOCH + std::time::Duration::from_millis(self.now_ms.unsigned_abs())
+    }
+
+    /// The caller as their token says.
+    pub fn identity(&self) -> Result<&Arc<Identity>, ApiError> {
+        self.caller.shared_identity().ok_or_else(|| ApiError::internal("nobody is signed in"))
     }
 
     /// Goes on only if the caller may do `action` on what `id` names.
@@ -302,7 +305,6 @@ where
         control,
         snapshot,
         caller: Caller::of(&identity),
-        identity,
         method: parts.method,
         headers: &parts.headers,
         path: parts.uri.path(),

@@ -294,6 +294,26 @@ impl AuditLog {
         self.write(Entry::Line(format!("{line}\n").into_bytes()), metrics);
     }
 
+    /// A line about what the gateway did by itself in the name of something: a method and what it was for, and the code of
+    /// the refusal if it was refused.
+    pub fn done_for(&self, metrics: &Metrics, by: &str, (method, path): (&str, &str), refused: Option<&str>) {
+        let text = |text: &str| {
+            let (kept, mark) = line::cut(text);
+            format!("{kept}{mark}")
+        };
+        let outcome = if refused.is_some() { Outcome::Refused } else { Outcome::Complete };
+        let line = serde_json::json!({
+            "time": line::spell(SystemTime::now()),
+            "event": "fleet",
+            "user": text(by),
+            "method": method,
+            "path": text(path),
+            "outcome": outcome,
+            "reason": refused,
+        });
+        self.write(Entry::Line(format!("{line}\n").into_bytes()), metrics);
+    }
+
     /// One whose lines nobody reads.
     #[cfg(test)]
     pub fn nowhere() -> Arc<Self> {

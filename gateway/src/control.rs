@@ -8,13 +8,14 @@ pub mod turns;
 pub mod work;
 
 use std::{
+    collections::BTreeSet,
     sync::{Arc, OnceLock},
     time::{Duration, SystemTime},
 };
 
 use certs::{HOLDER_BYTES, Issued, Validity};
 use daemon::Shutdown;
-use tokio::sync::{Notify, watch};
+use tokio::sync::watch;
 use types::ids::{ClusterId, ClusterKey};
 
 use self::{
@@ -64,6 +65,8 @@ pub struct Kinds {
     pub configured: fn(&Api) -> Vec<Stored>,
     /// Those that agents of their clusters follow.
     pub followed: Vec<Followed>,
+    /// About what operations are looked at again once the resource of a key was written, or deleted.
+    pub woken_by: fn(&str, bool) -> Vec<String>,
 }
 
 /// What a control plane is made of.
@@ -112,7 +115,7 @@ pub struct Control {
     kinds: Kinds,
     revision: watch::Sender<i64>,
     decided: watch::Sender<i64>,
-    operations: Notify,
+    operations: watch::Sender<()>,
 }
 
 impl Control {
@@ -142,7 +145,7 @@ impl Control {
             kinds,
             revision: watch::Sender::new(0),
             decided: watch::Sender::new(0),
-            operations: Notify::new(),
+            operations: watch::Sender::new(()),
         };
         control.keep_configured().await?;
         control.read_all().await?;
@@ -312,16 +315,23 @@ impl Control {
             self.caught_up(applied.revision).await;
             // What was begun before for the same resource is looked at too: this may take its place. It is written
             // whatever comes of that.
+            let is_new = |key: &String| {
+                batch.puts.iter().any(|(stored, expect)| stored.key == *key && *expect == Expect::Absent)
+            };
             let begun = batch.begins.iter().filter(|begun| begun.ended_ms.is_none()).map(|begun| &begun.resource);
+            let begun = begun.filter(|resource| !is_new(resource));
             let mut woken = !batch.begins.is_empty();
-            for resource in begun.chain(batch.deletes.iter().map(|(key, _)| key)) {
+            let put = batch.puts.iter().flat_map(|(stored, _)| (self.kinds.woken_by)(&stored.key, false));
+            let gone = batch.deletes.iter().flat_map(|(key, _)| (self.kinds.woken_by)(key, true));
+            let others: BTreeSet<String> = put.chain(gone).collect();
+            for resource in begun.chain(batch.deletes.iter().map(|(key, _)| key)).chain(&others) {
                 match self.store.wake_operations_of(resource, self.now_ms()).await {
                     Ok(count) => woken |= count > 0,
                     Err(error) => tracing::warn!(resource, %error, "operations about a resource cannot be woken"),
                 }
             }
             if woken {
-                self.operations.notify_one();
+                self.operations.send_replace(());
             }
         }
         Ok(applied.map(|applied| applied.revision))

@@ -196,9 +196,25 @@ impl Caller {
         }
     }
 
+    /// The gateway itself, which does what a fleet assignment of this id says. May nothing by itself.
+    pub fn by_assignment(id: &str) -> Self {
+        Self {
+            name: id.to_owned(),
+            object_id: id.to_owned(),
+            principals: Vec::new(),
+            application: true,
+            identity: None,
+        }
+    }
+
     /// Who they are; nobody has proved anything but an enrolment token without.
     pub fn identity(&self) -> Option<&Identity> {
         self.identity.as_deref()
+    }
+
+    /// The same, to be kept.
+    pub fn shared_identity(&self) -> Option<&Arc<Identity>> {
+        self.identity.as_ref()
     }
 
     /// The name in messages and records.

@@ -19,6 +19,7 @@
 //! | [`request`] | the stages of a request to a cluster, in order |
 //! | [`api`] | the resource API: one request's way through it |
 //! | [`tunnels`] | listeners for agents, the hello, sessions of tunnels |
+//! | [`rollout`] | one resource for many clusters, wave by wave |
 //! | [`agents`] | what agents ask beside: certificates, heartbeats, desired state |
 //! | **what they share, live** | |
 //! | [`core`] | the parts of a running gateway |
@@ -49,7 +50,7 @@
 //! | [`identity`] | who asks: credential, principal, caller |
 //! | [`api_error`] | refusals, as ARM's envelope |
 //! | [`answers`], [`bodies`] | answers that the gateway writes itself; bodies of requests, taken in to their end |
-//! | [`stored`], [`object`] | what is the same in kept resources of all kinds, and of those that agents follow |
+//! | [`stored`], [`object`], [`managed`] | what is the same in kept resources of all kinds, of those that agents follow, and of those that a fleet assignment made |
 //! | [`places`], [`rate`] | places that no few addresses take all of; how often somebody may ask |
 //! | [`metrics`] | every metric, named and described once |
 //! | [`files`] | state files: private, replaced whole, watched |
@@ -85,6 +86,7 @@ pub mod instants;
 pub mod issuer;
 pub mod listen;
 pub mod lost;
+pub mod managed;
 pub mod metrics;
 pub mod named;
 pub mod object;
@@ -100,6 +102,7 @@ pub mod renew;
 pub mod request;
 pub mod resources;
 pub mod roll_over;
+pub mod rollout;
 pub mod sessions;
 pub mod shards;
 pub mod snapshot;
@@ -129,6 +132,7 @@ use self::{
     issuer::Issuer,
     metrics::Metrics,
     reload::{ReloadError, Reloader},
+    rollout::Rollouts,
     sessions::{EndReason, Sessions},
     snapshot::{Snapshot, Snapshots},
     store::{Store, look::Found, protect::Protector},
@@ -378,6 +382,8 @@ impl Gateway {
                 tasks.spawn("webhook", told);
             }
             tasks.spawn("operations", Arc::clone(control).work(WORKS, core.shutdown.clone()));
+            let rollouts = Rollouts { audit: Arc::clone(&core.audit), metrics: Arc::clone(&core.metrics) };
+            tasks.spawn("rollouts", rollouts.run(Arc::clone(control), core.shutdown.clone()));
         }
         tasks.spawn("keys", reload::keep_keys_fresh(Arc::clone(&core)));
         let router = admin::router(Arc::clone(&core), reloader, log_level, addresses.admin);

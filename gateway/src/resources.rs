@@ -6,6 +6,7 @@ pub mod connected_cluster;
 pub mod enrolment_token;
 pub mod extension;
 pub mod filter;
+pub mod fleet_assignment;
 pub mod flux_configuration;
 pub mod followed;
 pub mod registrations;
@@ -41,6 +42,7 @@ pub static KINDS: &[&dyn Kind] = &[
     &connected_cluster::ConnectedClusters,
     &extension::Extensions,
     &flux_configuration::FluxConfigurations,
+    &fleet_assignment::FleetAssignments,
     &role_definition::RoleDefinitions,
     &role_assignment::RoleAssignments,
 ];
@@ -61,6 +63,7 @@ pub fn for_control() -> Kinds {
         deciding: deciding(),
         configured: |settings| KINDS.iter().flat_map(|kind| kind.configured(settings)).collect(),
         followed: KINDS.iter().filter_map(|kind| kind.follows()).collect(),
+        woken_by: fleet_assignment::woken_by,
     }
 }
 
@@ -104,6 +107,8 @@ pub enum Place {
     ResourceGroup,
     /// On a connected cluster.
     Cluster,
+    /// At a subscription or a resource group, about what is in it.
+    Scope,
     /// On any resource, and in namespaces of clusters.
     Anywhere,
 }
@@ -224,6 +229,32 @@ pub trait Kind: Send + Sync {
     /// Whether they do.
     fn is_followed(&self) -> bool {
         self.follows().is_some()
+    }
+
+    /// Whether something is told of it that is shown with it: by agents, or by the work that keeps up with it.
+    fn is_told_of(&self) -> bool {
+        self.is_followed() || self.keeps_up().is_some()
+    }
+
+    /// The kind of work that goes on for as long as it is there: begun with it, and no operation that a client sees.
+    fn keeps_up(&self) -> Option<&'static str> {
+        None
+    }
+
+    /// The kind of work that a long-running deletion is.
+    fn taken_down_by(&self) -> &'static str {
+        "delete"
+    }
+
+    /// The kind of resources that it writes in the name of who wrote it, below what holds it: who writes or deletes it
+    /// needs the right to write or delete those there, too.
+    fn writes_for(&self, _body: &Map<String, Value>) -> Option<&'static dyn Kind> {
+        None
+    }
+
+    /// Takes out of a checked body what nobody may see again.
+    fn split_protected(&self, body: &mut Map<String, Value>) -> schema::Protected {
+        schema::split_protected(self.schema(), body)
     }
 
     /// Whether it is listed among all resources of a scope (`GET <scope>/resources`): it has a location and tags.

@@ -47,7 +47,8 @@ pub fn answer(call: &Call<'_>, question: Question, body: &Map<String, Value>) ->
         return Err(ApiError::method_not_allowed("it is another one").with(header::ALLOW, method.as_str()));
     }
     if question == Question::Me {
-        let (id, name) = (&call.identity.principal, &call.identity.username);
+        let identity = call.identity()?;
+        let (id, name) = (&identity.principal, &identity.username);
         let body = json!({"id": id, "displayName": name, "userPrincipalName": name});
         return Ok(json(StatusCode::OK, &body));
     }

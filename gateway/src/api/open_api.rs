@@ -35,7 +35,7 @@ pub fn document() -> Value {
         let (items, lists) = places(*kind);
         for (n, item) in items.iter().enumerate() {
             for action in kind.actions() {
-                paths.insert(format!("{item}/{action}"), action_operation(*kind, item, name, action));
+                paths.insert(format!("{item}/{action}"), action_operation(*kind, item, &numbered(name, n), action));
             }
             paths.insert(item.clone(), item_operations(*kind, item, &numbered(name, n)));
         }
@@ -75,6 +75,10 @@ fn places(kind: &dyn Kind) -> (Vec<String>, Vec<String>) {
         Place::Subscription => (vec![group], vec![format!("{SUBSCRIPTION}/resourceGroups")]),
         Place::ResourceGroup => (one(&[within(&group)]), vec![within(&group), within(SUBSCRIPTION)]),
         Place::Cluster => (one(&[within(&cluster)]), vec![within(&cluster)]),
+        Place::Scope => {
+            let lists = [SUBSCRIPTION, &group].map(within).to_vec();
+            (one(&lists), lists)
+        }
         Place::Anywhere => {
             let namespace = format!("{cluster}/namespaces/{{namespace}}");
             let lists = [SUBSCRIPTION, &group, &cluster, &namespace].map(within).to_vec();

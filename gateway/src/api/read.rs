@@ -47,7 +47,7 @@ pub async fn show(call: &Call<'_>, kind: &dyn Kind, version: &str, stored: &Stor
     let agent = if kind.has_agents() { store.agent(&stored.key).await? } else { None };
     let followed = kind.follows();
     // Before its parts, which are written first.
-    let told = if followed.is_some() { store.told(&stored.key).await? } else { None };
+    let told = if kind.is_told_of() { store.told(&stored.key).await? } else { None };
     let parts = match followed.and_then(|followed| followed.parts) {
         Some(_) => store.parts_of(&stored.key, u32::MAX).await?,
         None => Vec::new(),
@@ -340,7 +340,7 @@ impl Source {
         if let Which::At(key) = &self.which {
             found.retain(|(stored, _)| is_at(stored, key));
         }
-        if self.kind.is_followed() && self.shows_told {
+        if self.kind.is_told_of() && self.shows_told {
             let keys: Vec<String> = found.iter().map(|(stored, _)| stored.key.clone()).collect();
             let mut told = call.control.store.told_of(&keys).await?;
             for (stored, beside) in &mut found {

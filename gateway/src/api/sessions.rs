@@ -48,7 +48,7 @@ pub async fn serve(call: &Call<'_>, id: Option<&str>) -> Result<Response<Body>, 
 async fn list(call: &Call<'_>) -> Result<Response<Body>, ApiError> {
     let cluster = call.parameter("cluster")?;
     let cluster = cluster.map(fold);
-    let own = own_key(call);
+    let own = own_key(call)?;
     let (mut allowed, mut asker): (HashMap<ClusterKey, bool>, _) = (HashMap::new(), call.asker(READ));
     let mut sees = |session: &Session| {
         let at = &session.cluster;
@@ -87,11 +87,11 @@ fn find(call: &Call<'_>, id: &str) -> Result<Arc<Session>, ApiError> {
 }
 
 fn is_own(call: &Call<'_>, session: &Session) -> bool {
-    session.principal.key() == own_key(call)
+    own_key(call).is_ok_and(|own| session.principal.key() == own)
 }
 
-fn own_key(call: &Call<'_>) -> PrincipalKey {
-    Principal::User(Arc::clone(&call.identity)).key()
+fn own_key(call: &Call<'_>) -> Result<PrincipalKey, ApiError> {
+    Ok(Principal::User(Arc::clone(call.identity()?)).key())
 }
 
 fn may(call: &Call<'_>, action: &str, session: &Session) -> bool {

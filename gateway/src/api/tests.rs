@@ -16,6 +16,7 @@ mod connectivity;
 mod events;
 mod extension_types;
 mod extensions;
+mod fleet;
 mod flux_configurations;
 mod operations;
 mod owners;

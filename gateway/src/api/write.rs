@@ -14,6 +14,7 @@ use crate::{
         objects::{DUE_MS, PROTECTED_FOR_MS, mark_deleting},
         work::{converge, take_down},
     },
+    managed::Managed,
     object::Object,
     owners::{self, SignedIn},
     resources::{self, Acting, Brought, Kind, Place, Writing, holder, registrations, schema, system_data},
@@ -22,10 +23,13 @@ use crate::{
         operations::{Operation, Status},
         resources::Stored,
     },
+    stored::last_name,
 };
 
 /// How often a write that somebody else was in the way of is tried again.
 const TRIES: usize = 8;
+/// The code of a refusal to take something over.
+const NAME_TAKEN: &str = "NameTaken";
 /// What every resource has, and clients send back as they read it.
 const ENVELOPE: &[&str] = &["id", "name", "type", "systemData", "etag"];
 
@@ -33,6 +37,17 @@ const ENVELOPE: &[&str] = &["id", "name", "type", "systemData", "etag"];
 enum Change {
     Replace(Map<String, Value>),
     Merge(Map<String, Value>),
+    /// As a fleet assignment wants it.
+    Manage(Map<String, Value>, Managed),
+}
+
+impl Change {
+    fn mark(&self) -> Option<&Managed> {
+        match self {
+            Self::Manage(_, mark) => Some(mark),
+            Self::Replace(_) | Self::Merge(_) => None,
+        }
+    }
 }
 
 /// PUT of a resource.
@@ -66,6 +81,33 @@ where
     change(call, kind, version, id, &Change::Merge(checked)).await
 }
 
+/// What a fleet assignment wants to be there: written as a PUT of it is, with the same checks. Whether it may was asked
+/// when somebody wrote the assignment.
+pub async fn manage(
+    call: &Call<'_>,
+    id: &ResourceId,
+    body: &Map<String, Value>,
+    mark: Managed,
+) -> Result<Response<Body>, ApiError> {
+    let (kind, version) = of_newest(call, id)?;
+    kind.check_name(id.name())?;
+    let checked = schema::check(kind.schema(), body)?;
+    registrations::check(call.control, kind, id).await?;
+    change(call, kind, version, id, &Change::Manage(checked, mark)).await
+}
+
+/// The deletion of what a fleet assignment made; of what it did not make, nothing.
+pub async fn withdraw(call: &Call<'_>, id: &ResourceId, by: &ResourceId) -> Result<Response<Body>, ApiError> {
+    let (kind, version) = of_newest(call, id)?;
+    take_away(call, (kind, version, id), Taking { by: Some(by), ..Taking::default() }).await
+}
+
+fn of_newest(call: &Call<'_>, id: &ResourceId) -> Result<(&'static dyn Kind, &'static str), ApiError> {
+    let kind = read::kind_of(id)?;
+    read::in_subscription(call, id)?;
+    Ok((kind, kind.api_versions().last().copied().unwrap_or_default()))
+}
+
 /// What a client wrote, without what every resource has.
 async fn sent<B>(call: &Call<'_>, id: &ResourceId, body: B) -> Result<Map<String, Value>, ApiError>
 where
@@ -90,6 +132,9 @@ fn writable(call: &Call<'_>, id: &ResourceId) -> Result<(&'static dyn Kind, &'st
         (Place::Subscription, Some(parent)) => parent.is(types::api::id::SUBSCRIPTIONS),
         (Place::ResourceGroup, Some(parent)) => parent.is(types::api::id::RESOURCE_GROUPS),
         (Place::Cluster, Some(parent)) => parent.is(resources::connected_cluster::NAME),
+        (Place::Scope, Some(parent)) => {
+            parent.is(types::api::id::SUBSCRIPTIONS) || parent.is(types::api::id::RESOURCE_GROUPS)
+        }
         (Place::Anywhere, Some(_)) => true,
         _ => false,
     };
@@ -114,12 +159,14 @@ async fn change(
         preconditions(call, old.as_ref())?;
         let old = old.as_ref();
         stays(call, id, old).await?;
+        unmanaged(call, old, change.mark()).await?;
         let mut body = match (change, old) {
-            (Change::Replace(new), Some(old)) => replaced(kind, version, old, new),
-            (Change::Replace(new), None) => new.clone(),
+            (Change::Replace(new) | Change::Manage(new, _), Some(old)) => replaced(kind, version, old, new),
+            (Change::Replace(new) | Change::Manage(new, _), None) => new.clone(),
             (Change::Merge(part), Some(old)) => merged(kind, old, part),
             (Change::Merge(_), None) => return Err(ApiError::resource_not_found(id)),
         };
+        writes_for(call, kind, id, &body, "write")?;
         let writing = Writing {
             id,
             old,
@@ -131,6 +178,10 @@ async fn change(
         };
         kind.write(&mut body, &writing).await?;
         system_data(&mut body, &writing);
+        match change.mark() {
+            Some(mark) => mark.keep(&mut body),
+            None => Managed::forget(&mut body),
+        }
         let brought = match old {
             Some(_) => None,
             None => kind.brings(&writing).await?,
@@ -143,7 +194,7 @@ async fn change(
             Some(old) => owner_stays(call, kind, old, Some(&body)).await?,
             None => None,
         };
-        match try_put(call, kind, id, old, body, beside).await? {
+        match try_put(call, (kind, id, old), body, beside, change.mark()).await? {
             Ok((stored, operation)) => {
                 let patched = matches!(change, Change::Merge(_));
                 let status = match old {
@@ -193,11 +244,10 @@ type Put = (Stored, Option<Operation>);
 
 async fn try_put(
     call: &Call<'_>,
-    kind: &'static dyn Kind,
-    id: &ResourceId,
-    old: Option<&Stored>,
+    (kind, id, old): (&'static dyn Kind, &ResourceId, Option<&Stored>),
     mut body: Map<String, Value>,
     beside: Option<Beside>,
+    mark: Option<&Managed>,
 ) -> Result<Result<Put, Refused>, ApiError> {
     let Sealed { protected, given } = protect(call, kind, id, old, &mut body)?;
     let (operation, protected_until) = begun(call, kind, id, old, &mut body, given);
@@ -212,7 +262,11 @@ async fn try_put(
     };
     let mut puts = vec![(stored.clone(), expect)];
     let mut begins: Vec<Operation> = operation.iter().cloned().collect();
-    let mut standing = Vec::new();
+    // Of a new one that is kept up with, hidden from clients.
+    let kept_up = kind.keeps_up().filter(|_| old.is_none());
+    begins.extend(kept_up.map(|work| operations::new(call, id, json!({"kind": work, "by": call.caller.object_id()}))));
+    // What is being deleted makes nothing more.
+    let mut standing: Vec<String> = mark.iter().map(|mark| mark.key()).collect();
     match beside {
         Some(Beside::New(stored, operation)) => {
             puts.push((*stored, Expect::Absent));
@@ -339,7 +393,7 @@ fn protect(
     };
     let before = old.and_then(|old| old.body.as_object());
     let kept = before.map_or_else(Map::new, |body| schema::with_places_of_today(kind.schema(), body, kept));
-    let secrets = schema::split_protected(kind.schema(), body);
+    let secrets = kind.split_protected(body);
     let (any, all) = (!secrets.sent.is_empty(), secrets.replaces(&kept));
     let had = !kept.is_empty();
     let secrets = secrets.with_kept(kept);
@@ -405,6 +459,49 @@ async fn stays(call: &Call<'_>, id: &ResourceId, old: Option<&Stored>) -> Result
     Ok(())
 }
 
+/// What a fleet assignment made is changed by that alone, while it is there; and an assignment takes over nothing that it
+/// did not make.
+async fn unmanaged(call: &Call<'_>, old: Option<&Stored>, mark: Option<&Managed>) -> Result<(), ApiError> {
+    let Some(old) = old else { return Ok(()) };
+    let conflict = |code, message: String| Err(ApiError::of(StatusCode::CONFLICT, code, message));
+    match (Managed::of(&old.body), mark) {
+        (None, None) => Ok(()),
+        (Some(has), Some(mark)) if has.key() == mark.key() => Ok(()),
+        (Some(has), None) if call.control.store.get(&has.key()).await?.is_none() => Ok(()),
+        (Some(has), None) => conflict(
+            "ManagedByFleetAssignment",
+            format!(
+                "'{}' is managed by the fleet assignment '{}', which makes it the same in all its clusters: change or delete the assignment (towline flux apply, towline flux assignment delete), or take the cluster out of it by its tags.",
+                last_name(&old.id),
+                has.by
+            ),
+        ),
+        (Some(has), Some(_)) => conflict(
+            NAME_TAKEN,
+            format!("The name '{}' is taken in this cluster by the fleet assignment '{}'.", last_name(&old.id), has.by),
+        ),
+        (None, Some(_)) => conflict(
+            NAME_TAKEN,
+            format!(
+                "The name '{}' is taken in this cluster by one that this assignment did not make, and does not take over: delete that, or give the template another name.",
+                last_name(&old.id)
+            ),
+        ),
+    }
+}
+
+/// Goes on only if the caller may write, or delete, what this resource will write for them ([`Kind::writes_for`]).
+fn writes_for(
+    call: &Call<'_>,
+    kind: &dyn Kind,
+    id: &ResourceId,
+    body: &Map<String, Value>,
+    verb: &str,
+) -> Result<(), ApiError> {
+    let Some((written, parent)) = kind.writes_for(body).zip(id.parent()) else { return Ok(()) };
+    call.authorize(&format!("{}/{verb}", read::operations_of(written)), &parent)
+}
+
 /// Which of those that should hold it is missing.
 async fn no_parent(call: &Call<'_>, id: &ResourceId) -> Result<ApiError, ApiError> {
     let mut missing = id.parent().map(|parent| holder(&parent));
@@ -427,6 +524,25 @@ pub async fn delete(call: &Call<'_>, id: &ResourceId) -> Result<Response<Body>, 
     let only_empty = flag(call, "onlyIfEmpty")?;
     // What is in the cluster is then taken down without anybody waiting for it (E10).
     let forced = kind.is_followed() && flag(call, "forceDelete")?;
+    take_away(call, (kind, version, id), Taking { only_empty, forced, by: None }).await
+}
+
+/// How something is deleted.
+#[derive(Default)]
+struct Taking<'a> {
+    /// Only where it holds nothing.
+    only_empty: bool,
+    /// Without its cluster.
+    forced: bool,
+    /// By the fleet assignment that made it.
+    by: Option<&'a ResourceId>,
+}
+
+async fn take_away(
+    call: &Call<'_>,
+    (kind, version, id): (&'static dyn Kind, &str, &ResourceId),
+    Taking { only_empty, forced, by }: Taking<'_>,
+) -> Result<Response<Body>, ApiError> {
     kind.may_change(id, call.control)?;
     for _ in 0..TRIES {
         let Some(old) = resources::get(call.control, id).await? else {
@@ -434,13 +550,25 @@ pub async fn delete(call: &Call<'_>, id: &ResourceId) -> Result<Response<Body>, 
             return Ok(empty(StatusCode::NO_CONTENT));
         };
         preconditions(call, Some(&old))?;
+        match by {
+            Some(by) if Managed::of(&old.body).is_none_or(|has| has.key() != by.key()) => {
+                return Ok(empty(StatusCode::NO_CONTENT));
+            }
+            Some(_) => {}
+            None => unmanaged(call, Some(&old), None).await?,
+        }
+        if let Some(body) = old.body.as_object() {
+            writes_for(call, kind, id, body, "delete")?;
+        }
         kind.may_delete(&old, &call.control.directory())?;
         let mut without = Vec::new();
         for other in resources::KINDS {
             without.extend(other.keeps(&old, call.control).await?);
         }
         let _turn = owner_stays(call, kind, &old, None).await?;
-        let slowly = kind.deletes_slowly() && !only_empty && !forced;
+        // What it made elsewhere is taken down first, also where it holds nothing.
+        let at_once = forced || (only_empty && kind.keeps_up().is_none());
+        let slowly = kind.deletes_slowly() && !at_once;
         let (mut batch, operation) = if slowly { marked(call, kind, id, &old) } else { (removed(&old), None) };
         batch.empty.extend(only_empty.then(|| old.key.clone()));
         batch.without = without;
@@ -503,7 +631,7 @@ fn removed(old: &Stored) -> Batch {
 fn marked(call: &Call<'_>, kind: &dyn Kind, id: &ResourceId, old: &Stored) -> (Batch, Option<Operation>) {
     let mut marked = old.clone();
     let by = call.caller.object_id();
-    let mut operation = operations::new(call, id, json!({"kind": "delete", "by": by}));
+    let mut operation = operations::new(call, id, json!({"kind": kind.taken_down_by(), "by": by}));
     if kind.is_followed() {
         let mut object = Object::of(&old.body);
         // Who deletes what is being deleted waits for the same.

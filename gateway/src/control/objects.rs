@@ -22,6 +22,7 @@ use types::{
 use super::Control;
 use crate::{
     api_error::ApiError,
+    managed::Managed,
     object::Object,
     store::{
         StoreError,
@@ -240,6 +241,19 @@ impl Control {
         if let Some(details) = details {
             status["details"] = details;
         }
+        // Who manages it counts how many are so far, and what complies.
+        let managed = match Managed::of(&stored.body) {
+            Some(managed) => {
+                let old = self.store.told(&stored.key).await?;
+                let is_same = old.is_some_and(|old| {
+                    old.generation == generation
+                        && old.status["state"] == status["state"]
+                        && old.status["details"]["complianceState"] == status["details"]["complianceState"]
+                });
+                (!is_same).then(|| managed.key())
+            }
+            None => None,
+        };
         // Parts before what is said of the whole, which is read before them: nobody reads that all comply beside a part
         // of before that does not.
         let kept = match (parts, kind.parts) {
@@ -257,8 +271,12 @@ impl Control {
             let _ = self.write(&Batch { deletes, ..Batch::default() }).await?;
         }
         // Also what was told before: the process that kept it may have been killed before it woke anybody.
-        if is_end && self.store.wake_operations_of(&stored.key, now_ms).await? > 0 {
-            self.operations.notify_one();
+        let mut woken = is_end && self.store.wake_operations_of(&stored.key, now_ms).await? > 0;
+        if let Some(managed) = managed {
+            woken |= self.store.wake_operations_of(&managed, now_ms).await? > 0;
+        }
+        if woken {
+            self.operations.send_replace(());
         }
         Ok(kept)
     }

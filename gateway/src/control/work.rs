@@ -30,7 +30,7 @@ pub trait Work: Send + Sync {
 
     /// Does what can be done now. It may have been done before in part, or as a whole, by a process that was killed
     /// then.
-    fn go_on<'a>(&'a self, control: &'a Control, operation: &'a Operation) -> BoxFuture<'a, Result<Step, String>>;
+    fn go_on<'a>(&'a self, control: &'a Arc<Control>, operation: &'a Operation) -> BoxFuture<'a, Result<Step, String>>;
 
     /// What it waits for, in a sentence, for whom it did not end for in time.
     fn waits_for(&self, _control: &Control, _operation: &Operation) -> String {
@@ -83,11 +83,12 @@ const FORGET_EVERY: Duration = Duration::from_secs(600);
 
 /// What came of operations that were taken up at once.
 #[derive(Default)]
-struct Round {
-    done: u32,
+pub(crate) struct Round {
+    /// Operations that were gone on with.
+    pub done: u32,
     failed: u32,
     /// The first failure: one line of a log for all of them.
-    error: Option<String>,
+    pub error: Option<String>,
 }
 
 impl Round {
@@ -110,7 +111,14 @@ fn in_ms(time: Duration) -> i64 {
 impl Control {
     /// Carries out long-running operations of these kinds, also those that an earlier process began, until the gateway
     /// drains.
-    pub async fn work(self: Arc<Self>, works: &'static [&'static dyn Work], shutdown: Shutdown) {
+    pub async fn work(self: Arc<Self>, works: &[&dyn Work], shutdown: Shutdown) {
+        self.work_at(works, Duration::ZERO, shutdown).await;
+    }
+
+    /// The same, with a rest of so long at least between two looks for what waits, so that what is woken over and over
+    /// is done once for all of that.
+    pub async fn work_at(self: Arc<Self>, works: &[&dyn Work], least: Duration, shutdown: Shutdown) {
+        let mut woken = self.operations.subscribe();
         let process = crate::random::guid();
         let mut forget = tokio::time::interval(FORGET_EVERY);
         forget.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -126,18 +134,25 @@ impl Control {
                 continue;
             }
             pause = round.pause(pause);
+            if !least.is_zero() {
+                tokio::select! {
+                    biased;
+                    () = shutdown.draining() => return,
+                    () = tokio::time::sleep(least) => {}
+                }
+            }
             tokio::select! {
                 biased;
                 () = shutdown.draining() => return,
-                () = self.operations.notified() => {}
+                _ = woken.changed() => {}
                 () = tokio::time::sleep(pause) => {}
                 _ = forget.tick() => self.forget().await,
             }
         }
     }
 
-    /// Carries out some of those that wait. Whether there may be more.
-    async fn carry_out_some(&self, works: &[&dyn Work], process: &str) -> (Round, bool) {
+    /// Carries out some of those that wait, in the name of a process. Whether there may be more.
+    pub(crate) async fn carry_out_some(self: &Arc<Self>, works: &[&dyn Work], process: &str) -> (Round, bool) {
         let (mut round, mut more) = (Round::default(), false);
         for work in works {
             let waiting = match self.store.operations_waiting(work.name(), self.now_ms(), OPERATIONS_AT_ONCE).await {
@@ -163,7 +178,7 @@ impl Control {
     }
 
     /// Has looked at again what would rest for longer than anything rests, or whatever rests.
-    async fn wake(&self, resting: bool) {
+    pub(crate) async fn wake(&self, resting: bool) {
         let now = self.now_ms();
         if let Err(error) = self.store.wake_operations(now, now + in_ms(REST_TOLD + CLAIM), resting).await {
             tracing::warn!(%error, "operations that rest cannot be woken");
@@ -190,7 +205,7 @@ impl Control {
     }
 
     /// Goes on with an operation, unless another process does. Whether it did.
-    async fn take_up(&self, work: &dyn Work, waiting: &Waiting, process: &str) -> Result<bool, String> {
+    async fn take_up(self: &Arc<Self>, work: &dyn Work, waiting: &Waiting, process: &str) -> Result<bool, String> {
         let until = self.now_ms() + in_ms(CLAIM);
         let claimed = self.store.claim_operation(waiting, process, until).await;
         let Some(claim) = claimed.map_err(|error| daemon::chain(&error))? else { return Ok(false) };
@@ -206,7 +221,7 @@ impl Control {
     }
 
     /// Goes on with one operation; what ends it happens together with its end, or not at all.
-    async fn carry_out(&self, work: &dyn Work, operation: &Operation, claim: &Claim) -> Result<(), String> {
+    async fn carry_out(self: &Arc<Self>, work: &dyn Work, operation: &Operation, claim: &Claim) -> Result<(), String> {
         let now_ms = self.now_ms();
         let overdue = operation.due_ms.is_some_and(|due| due <= now_ms);
         let late = async |why: &str| {

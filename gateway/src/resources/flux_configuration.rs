@@ -212,7 +212,11 @@ const PROPERTIES: &[Property] = &[
     DETAILS[5],
     Property::read_only("provisioningState", Type::Text),
 ];
-const SCHEMA: &[Property] = &[Property::new("properties", Type::Object(PROPERTIES)).required().merged()];
+const SCHEMA: &[Property] = &[
+    Property::new("properties", Type::Object(PROPERTIES)).required().merged(),
+    // The fleet assignment that made it, and alone changes it.
+    Property::read_only("managedBy", Type::Text),
+];
 
 impl Kind for FluxConfigurations {
     fn name(&self) -> &'static str {

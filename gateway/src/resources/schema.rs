@@ -51,6 +51,8 @@ pub enum Type {
     Tags,
     /// A list.
     List(&'static Self),
+    /// An object that is another kind's to check.
+    Json,
     /// An object of known properties.
     Object(&'static [Property]),
     /// Objects by their names.
@@ -340,6 +342,7 @@ fn check_value(kind: &Type, value: &Value, extent: Extent, at: &str, faults: &mu
         (Type::Texts, Value::Object(map)) if is_texts(map) => Some(value.clone()),
         (Type::Settings, Value::Object(map)) if is_settings(map) => Some(value.clone()),
         (Type::Tags, Value::Object(map)) if is_tags(map) => Some(value.clone()),
+        (Type::Json, Value::Object(_)) => Some(value.clone()),
         (Type::List(kind), Value::Array(list)) if list.len() <= ENTRIES => {
             let places = list.iter().enumerate();
             let checked =
@@ -428,7 +431,7 @@ fn wanted(kind: &Type) -> String {
              of at most {TAG_VALUE}"
         ),
         Type::List(_) => format!("a list of at most {ENTRIES} entries"),
-        Type::Object(_) => "an object".to_owned(),
+        Type::Object(_) | Type::Json => "an object".to_owned(),
         Type::Map(entries) => format!("an object of at most {} names and objects", entries.most),
     }
 }
@@ -527,9 +530,33 @@ impl Protected {
 /// Takes what is write-only out of a checked object. Its place names the objects of a list by their identity: their
 /// order may change.
 pub fn split_protected(object: &'static [Property], kept: &mut Map<String, Value>) -> Protected {
+    split_protected_at(object, kept, "")
+}
+
+/// The same of an object that lies at a place of the resource.
+pub fn split_protected_at(object: &'static [Property], kept: &mut Map<String, Value>, at: &str) -> Protected {
     let mut protected = Protected::default();
-    split(object, kept, "", &mut protected);
+    split(object, kept, at, &mut protected);
     protected
+}
+
+/// Puts what was taken out of an object back where it was, unless there is something else by now. `kept`: by places, of
+/// which those within lists are left out.
+pub fn restore_protected(object: &mut Map<String, Value>, kept: &Map<String, Value>) {
+    for (place, value) in kept.iter().filter(|(place, _)| !place.contains('[')) {
+        let mut at = &mut *object;
+        let mut names = place.split('.').peekable();
+        while let Some(name) = names.next() {
+            if names.peek().is_none() {
+                at.entry(name).or_insert_with(|| value.clone());
+                break;
+            }
+            match at.get_mut(name).and_then(Value::as_object_mut) {
+                Some(inner) => at = inner,
+                None => break,
+            }
+        }
+    }
 }
 
 fn split(object: &'static [Property], kept: &mut Map<String, Value>, at: &str, protected: &mut Protected) {
@@ -681,6 +708,7 @@ fn open_api_type(kind: &Type) -> Value {
                 "propertyNames": {"minLength": 1, "maxLength": TAG_NAME}})
         }
         Type::List(kind) => json!({"type": "array", "items": open_api_type(kind), "maxItems": ENTRIES}),
+        Type::Json => json!({"type": "object"}),
         Type::Object(object) => open_api(object),
         Type::Map(entries) => {
             let mut entry = open_api(entries.of);

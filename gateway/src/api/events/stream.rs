@@ -57,7 +57,7 @@ pub async fn serve(call: &Call<'_>, scope: &ResourceId) -> Result<Response<Body>
         ended: call.control.notices.ended(),
         control: Arc::clone(call.control),
         issuer: call.issuer.clone(),
-        identity: Arc::clone(&call.identity),
+        identity: Arc::clone(call.identity()?),
         caller: call.caller.clone(),
         scope: scope.clone(),
         newest,

@@ -21,7 +21,7 @@ impl Work for Install {
         "install"
     }
 
-    fn go_on<'a>(&'a self, control: &'a Control, _: &'a Operation) -> BoxFuture<'a, Result<Step, String>> {
+    fn go_on<'a>(&'a self, control: &'a Arc<Control>, _: &'a Operation) -> BoxFuture<'a, Result<Step, String>> {
         Box::pin(async move { Ok(Step::Waits(control.now_ms() + 30_000)) })
     }
 

@@ -1,6 +1,8 @@
 //! What a cluster has to do so that something is there as it is wanted: its agents follow it and tell when it is so, or
 //! why not (docs/features.md E1, E8). A newer write takes the place of an older one.
 
+use std::sync::Arc;
+
 use futures_util::future::BoxFuture;
 use serde_json::{Value, json};
 use types::agent_api::ObjectState;
@@ -54,7 +56,7 @@ impl Work for Converge {
         late(control, operation)
     }
 
-    fn go_on<'a>(&'a self, control: &'a Control, operation: &'a Operation) -> BoxFuture<'a, Result<Step, String>> {
+    fn go_on<'a>(&'a self, control: &'a Arc<Control>, operation: &'a Operation) -> BoxFuture<'a, Result<Step, String>> {
         Box::pin(async move {
             let stored = control.store.get(&operation.resource).await.map_err(|error| daemon::chain(&error))?;
             let wanted = generation(operation);

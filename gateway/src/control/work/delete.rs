@@ -1,5 +1,7 @@
 //! The deletion of what takes long to go: a resource that was marked as being deleted goes, with all that it holds.
 
+use std::sync::Arc;
+
 use futures_util::future::BoxFuture;
 
 use super::{Step, Work};
@@ -18,7 +20,7 @@ impl Work for Delete {
         "delete"
     }
 
-    fn go_on<'a>(&'a self, control: &'a Control, operation: &'a Operation) -> BoxFuture<'a, Result<Step, String>> {
+    fn go_on<'a>(&'a self, control: &'a Arc<Control>, operation: &'a Operation) -> BoxFuture<'a, Result<Step, String>> {
         Box::pin(async move {
             let mut batch = Batch::default();
             match control.store.get(&operation.resource).await {

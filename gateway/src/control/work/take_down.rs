@@ -1,6 +1,8 @@
 //! The deletion of something that is in a cluster: its agents take it down, tell so, and then the resource goes
 //! (docs/features.md E10). Where no agent was ever seen nothing can be there.
 
+use std::sync::Arc;
+
 use futures_util::future::BoxFuture;
 use serde_json::{Value, json};
 use types::{agent_api::ObjectState, api::ResourceId};
@@ -53,7 +55,7 @@ impl Work for TakeDown {
         late(control, operation)
     }
 
-    fn go_on<'a>(&'a self, control: &'a Control, operation: &'a Operation) -> BoxFuture<'a, Result<Step, String>> {
+    fn go_on<'a>(&'a self, control: &'a Arc<Control>, operation: &'a Operation) -> BoxFuture<'a, Result<Step, String>> {
         Box::pin(async move {
             let chain = |error| daemon::chain(&error);
             let stored = control.store.get(&operation.resource).await.map_err(chain)?;

@@ -1,0 +1,595 @@
+//! Fleet assignments (docs/features.md G13): one configuration for the clusters that have some tags.
+
+use types::agent_api::{ObjectError, ObjectState, ObjectStatus, ObjectStatuses};
+
+use super::*;
+use crate::{
+    control::work::Work,
+    rollout::Rollouts,
+    store::{
+        batch::{Batch, Expect},
+        resources::Stored,
+    },
+};
+
+const FLEET: &str = "Towline.Fleet/assignments";
+const FLEET_VERSION: &str = "api-version=2026-11-01";
+const CONFIGURATIONS: &str = "Microsoft.KubernetesConfiguration/fluxConfigurations";
+const NEWEST: &str = "api-version=2025-04-01";
+const SECRET: &str = "Z2VoZWlt";
+
+fn scope(group: Option<&str>) -> String {
+    let group = group.map(|group| format!("/resourceGroups/{group}")).unwrap_or_default();
+    format!("/subscriptions/{SUBSCRIPTION}{group}")
+}
+
+fn assignment(group: Option<&str>, name: &str) -> String {
+    format!("{}/providers/{FLEET}/{name}?{FLEET_VERSION}", scope(group))
+}
+
+fn child(cluster: &str, name: &str) -> String {
+    format!("{}/providers/{CONFIGURATIONS}/{name}", cluster_id("g", cluster))
+}
+
+fn template(url: &str) -> Value {
+    json!({"type": CONFIGURATIONS, "name": "shop", "properties": {
+        "sourceKind": "GitRepository", "gitRepository": {"url": url, "repositoryRef": {"branch": "main"}},
+        "kustomizations": {"apps": {"prune": true}},
+    }})
+}
+
+/// For the clusters of the ring `one`.
+fn wanted(rollout: Value) -> Value {
+    json!({"properties": {
+        "selector": {"tags": {"Ring": "one"}}, "template": template("https://example.com/shop.git"), "rollout": rollout,
+    }})
+}
+
+/// Like [`wanted`], with a password.
+fn secret() -> Value {
+    let mut body = wanted(json!({}));
+    body["properties"]["template"]["properties"]["gitRepository"]["httpsUser"] = "reader".into();
+    body["properties"]["template"]["properties"]["configurationProtectedSettings"] = json!({"httpsKey": SECRET});
+    body
+}
+
+/// A gateway with the group `g`, these clusters of the ring `one`, and a catalogue that has Flux.
+async fn site(clusters: &[&str]) -> Bench {
+    let folder = tempfile::tempdir().unwrap();
+    crate::catalogue::tests::make(&folder.path().join("catalogue"), &[("1.0.0", &["Stable"])], |index| {
+        "microsoft.flux".clone_into(&mut index.types[0].name);
+    });
+    let clock_ms = Arc::new(AtomicI64::new(1_800_000_000_000));
+    let site = Bench::open(folder, TestIssuer::new("https://issuer.test"), clock_ms, None).await;
+    site.group("g").await;
+    for name in clusters {
+        site.of_ring(name, "one").await;
+    }
+    while site.control.catalogue().is_none() {
+        tokio::task::yield_now().await;
+    }
+    site
+}
+
+impl Bench {
+    /// Makes a cluster of a ring, or moves it there.
+    async fn of_ring(&self, name: &str, ring: &str) {
+        let mut body = new_cluster();
+        body["tags"] = json!({"ring": ring});
+        let made = self.call("owner", "PUT", &cluster("g", name), Some(body)).await;
+        assert!(matches!(made.status, 200 | 201), "{}", made.body);
+    }
+
+    async fn fleet(&self, method: &str, name: &str, body: Option<Value>) -> Answer {
+        self.call("owner", method, &assignment(Some("g"), name), body).await
+    }
+
+    async fn wants(&self, name: &str, body: Value) {
+        let made = self.fleet("PUT", name, Some(body)).await;
+        assert!(matches!(made.status, 200 | 201), "{}", made.body);
+    }
+
+    /// Carries out what waits, as the gateway's own worker does, until nothing does.
+    async fn roll(&self) {
+        let rollouts = Rollouts { audit: AuditLog::nowhere(), metrics: Arc::new(Metrics::new()) };
+        let works = rollouts.works();
+        let works: Vec<&dyn Work> = works.iter().map(AsRef::as_ref).collect();
+        loop {
+            let (round, _) = self.control.carry_out_some(&works, "process").await;
+            assert_eq!(round.error, None);
+            if round.done == 0 {
+                return;
+            }
+        }
+    }
+
+    async fn summary(&self, name: &str) -> Value {
+        self.fleet("GET", name, None).await.body["properties"].clone()
+    }
+
+    /// Matched, applied, compliant, not, failed and pending.
+    async fn counts(&self, name: &str) -> [u64; 6] {
+        let own = self.summary(name).await;
+        ["matched", "applied", "compliant", "nonCompliant", "failed", "pending"]
+            .map(|count| own["counts"][count].as_u64().unwrap_or_else(|| panic!("{own}")))
+    }
+
+    async fn states(&self, name: &str, asked: Value) -> Vec<(String, String)> {
+        let path = assignment(Some("g"), name).replace('?', "/listClusters?");
+        let answer = self.call("owner", "POST", &path, Some(asked)).await;
+        assert_eq!(answer.status, 200, "{}", answer.body);
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        answer.body["value"].as_array().unwrap().iter().map(|one| (text(&one["name"]), text(&one["state"]))).collect()
+    }
+
+    async fn made(&self, cluster: &str, name: &str) -> Answer {
+        self.call("owner", "GET", &format!("{}?{NEWEST}", child(cluster, name)), None).await
+    }
+
+    /// The cluster tells how far its configuration is.
+    async fn says(&self, cluster: &str, state: ObjectState, compliance: &str) {
+        let key = cluster_id("g", cluster).to_ascii_lowercase();
+        let wanted = self.control.objects(&key, Some(CONFIGURATIONS), None).await.unwrap();
+        let object = &wanted.objects[0];
+        let error =
+            (state == ObjectState::Failed).then(|| ObjectError { code: "Bad".into(), message: "broken".into() });
+        let told = ObjectStatus {
+            id: object.id.clone(),
+            generation: object.generation,
+            state,
+            current_version: None,
+            error,
+            statuses: Vec::new(),
+            events: Vec::new(),
+            details: Some(json!({"complianceState": compliance, "sourceSyncedCommitId": "main@sha1:0f"})),
+            parts: None,
+        };
+        self.control.objects_told(&key, ObjectStatuses { objects: vec![told] }).await.unwrap();
+    }
+
+    async fn complies(&self, cluster: &str) {
+        self.says(cluster, ObjectState::Succeeded, "Compliant").await;
+    }
+
+    /// Clusters that have the configuration now.
+    async fn having(&self, clusters: &[&'static str]) -> Vec<&'static str> {
+        let mut having = Vec::new();
+        for cluster in clusters {
+            let made = self.made(cluster, "shop").await;
+            if made.status == 200 && made.body["properties"]["provisioningState"] != "Deleting" {
+                having.push(*cluster);
+            }
+        }
+        having
+    }
+}
+
+#[tokio::test]
+async fn g13_configuration_is_given_to_clusters_by_tag_now_and_later_and_says_who_complies() {
+    let site = site(&["a", "b"]).await;
+    site.of_ring("other", "two").await;
+    let made = site.fleet("PUT", "all", Some(wanted(json!({})))).await;
+    assert_eq!((made.status, &made.body["properties"]["state"]), (201, &json!("RollingOut")), "{}", made.body);
+    assert_eq!(made.body["properties"]["rollout"], json!({"maxConcurrentPercent": 100, "paused": false}));
+    assert!(made.header("azure-asyncoperation").is_empty(), "nothing that a client would wait for");
+    site.roll().await;
+    assert_eq!(site.counts("all").await, [2, 2, 0, 0, 0, 2]);
+    let config = site.made("a", "shop").await.body;
+    let id = assignment(Some("g"), "all").split('?').next().unwrap().to_owned();
+    assert_eq!(config["managedBy"], id, "{config}");
+    assert_eq!(
+        (&config["systemData"]["createdBy"], &config["systemData"]["createdByType"]),
+        (&json!(id), &json!("Application"))
+    );
+    assert!(!config.to_string().contains("managedTemplate"), "{config}");
+    assert_eq!(config["properties"]["kustomizations"]["apps"]["wait"], true, "with the defaults of its kind");
+    assert_eq!(site.having(&["a", "b", "other"]).await, ["a", "b"]);
+
+    site.complies("a").await;
+    site.says("b", ObjectState::Succeeded, "Non-Compliant").await;
+    site.roll().await;
+    assert_eq!(site.counts("all").await, [2, 2, 1, 1, 0, 0]);
+    let own = site.summary("all").await;
+    assert_eq!((&own["state"], &own["failures"][0]["state"]), (&json!("Complete"), &json!("Non-Compliant")), "{own}");
+    let pair = |name: &str, state: &str| (name.to_owned(), state.to_owned());
+    assert_eq!(site.states("all", json!({})).await, [pair("a", "Compliant"), pair("b", "Non-Compliant")]);
+    assert_eq!(site.states("all", json!({"state": "compliant"})).await, [pair("a", "Compliant")]);
+
+    // One that comes later, and one that gets the tag, in any case of its name.
+    site.of_ring("late", "one").await;
+    site.of_ring("other", "one").await;
+    site.roll().await;
+    assert_eq!(site.having(&["a", "b", "late", "other"]).await.len(), 4);
+    assert_eq!(site.counts("all").await[0], 4);
+}
+
+#[tokio::test]
+async fn g13_configuration_leaves_a_cluster_whose_tags_do_not_match_any_more() {
+    let site = site(&["a", "b"]).await;
+    site.wants("all", wanted(json!({}))).await;
+    site.roll().await;
+    site.of_ring("a", "two").await;
+    site.roll().await;
+    while site.made("a", "shop").await.status != 404 {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!((site.having(&["a", "b"]).await, site.counts("all").await[0]), (vec!["b"], 1));
+    // And comes back with them.
+    site.of_ring("a", "one").await;
+    site.roll().await;
+    assert_eq!(site.having(&["a", "b"]).await, ["a", "b"]);
+}
+
+#[tokio::test]
+async fn g13_deleted_assignment_takes_its_configurations_along_and_a_deleted_cluster_or_group_goes() {
+    let site = site(&["a", "b", "c"]).await;
+    site.wants("all", wanted(json!({}))).await;
+    site.roll().await;
+    let gone = site.call("owner", "DELETE", &cluster("g", "c"), None).await;
+    site.ended("owner", gone.header("azure-asyncoperation")).await;
+    site.roll().await;
+    assert_eq!(site.counts("all").await[0], 2);
+    let gone = site.fleet("DELETE", "all", None).await;
+    assert_eq!(gone.status, 202, "{}", gone.body);
+    let refused = site.fleet("PUT", "all", Some(wanted(json!({})))).await;
+    assert_eq!((refused.status, refused.code()), (409, "ResourceBeingDeleted"));
+    site.roll().await;
+    assert_eq!(site.ended("owner", gone.header("azure-asyncoperation")).await.body["status"], "Succeeded");
+    assert_eq!(site.fleet("GET", "all", None).await.status, 404);
+    assert!(site.having(&["a", "b"]).await.is_empty());
+    // Not even where it is to be empty is it left behind.
+    while site.made("a", "shop").await.status != 404 || site.made("b", "shop").await.status != 404 {
+        tokio::task::yield_now().await;
+    }
+    site.wants("all", wanted(json!({}))).await;
+    site.roll().await;
+    let path = assignment(Some("g"), "all") + "&onlyIfEmpty=true";
+    assert_eq!(site.call("owner", "DELETE", &path, None).await.status, 202);
+    site.roll().await;
+    assert!(site.having(&["a", "b"]).await.is_empty());
+    let gone = site.call("owner", "DELETE", &group("g"), None).await;
+    assert_eq!(site.ended("owner", gone.header("azure-asyncoperation")).await.body["status"], "Succeeded");
+    site.roll().await;
+}
+
+#[tokio::test]
+async fn g13_what_an_assignment_made_is_changed_by_it_alone() {
+    let site = site(&["a"]).await;
+    site.wants("all", wanted(json!({}))).await;
+    site.roll().await;
+    let path = format!("{}?{NEWEST}", child("a", "shop"));
+    let body = json!({"properties": {"suspend": true}});
+    for (method, path, body) in [
+        ("PATCH", path.clone(), Some(body)),
+        ("PUT", path.clone(), Some(json!({"properties": template("https://x.example/y.git")["properties"]}))),
+        ("DELETE", path.clone(), None),
+        ("DELETE", format!("{path}&forceDelete=true"), None),
+    ] {
+        let refused = site.call("owner", method, &path, body).await;
+        assert_eq!((refused.status, refused.code()), (409, "ManagedByFleetAssignment"), "{}", refused.body);
+        let message = refused.body["error"]["message"].as_str().unwrap().to_owned();
+        assert!(message.contains("/assignments/all") && message.contains("towline flux"), "{message}");
+    }
+    // A write that says so itself becomes none of the assignment's.
+    let mut own = json!({"properties": template("https://x.example/y.git")["properties"]});
+    own["managedBy"] = assignment(Some("g"), "all").split('?').next().into();
+    let made = site.call("owner", "PUT", &format!("{}?{NEWEST}", child("a", "own")), Some(own)).await;
+    assert_eq!((made.status, &made.body["managedBy"]), (201, &Value::Null), "{}", made.body);
+}
+
+#[tokio::test]
+async fn g13_name_that_somebody_else_has_is_never_taken_over() {
+    let site = site(&["a", "b"]).await;
+    let own = json!({"properties": template("https://x.example/y.git")["properties"]});
+    let made = site.call("owner", "PUT", &format!("{}?{NEWEST}", child("a", "shop")), Some(own)).await;
+    assert_eq!(made.status, 201, "{}", made.body);
+    site.wants("first", wanted(json!({}))).await;
+    site.roll().await;
+    assert_eq!(site.counts("first").await, [2, 1, 0, 0, 1, 1]);
+    let url = site.made("a", "shop").await.body["properties"]["gitRepository"]["url"].clone();
+    assert_eq!(url, "https://x.example/y.git");
+    let failure = site.summary("first").await["failures"][0].clone();
+    assert_eq!(failure["code"], "NameTaken");
+    assert!(failure["message"].as_str().unwrap().contains("somebody else made it"), "{failure}");
+    // A second assignment says who has the name.
+    site.wants("second", wanted(json!({}))).await;
+    site.roll().await;
+    assert_eq!(site.counts("second").await, [2, 0, 0, 0, 2, 0]);
+    let all = site.summary("second").await["failures"].to_string();
+    assert!(all.contains("/assignments/first"), "{all}");
+    // And takes nothing of the first along.
+    site.fleet("DELETE", "second", None).await;
+    site.roll().await;
+    assert_eq!(site.having(&["a", "b"]).await, ["a", "b"]);
+}
+
+#[tokio::test]
+async fn g13_no_more_than_the_share_is_unfinished_at_one_time() {
+    const ALL: [&str; 10] = ["c0", "c1", "c2", "c3", "c4", "c5", "c6", "c7", "c8", "c9"];
+    let site = site(&ALL).await;
+    site.wants("all", wanted(json!({"maxConcurrentPercent": 30}))).await;
+    site.roll().await;
+    let mut finished = Vec::new();
+    for wave in [3, 6, 9, 10] {
+        let having = site.having(&ALL).await;
+        assert_eq!((having.len(), &site.summary("all").await["counts"]["applied"]), (wave, &json!(wave)));
+        for cluster in having {
+            if !finished.contains(&cluster) {
+                finished.push(cluster);
+                site.complies(cluster).await;
+            }
+        }
+        site.roll().await;
+    }
+    assert_eq!(site.counts("all").await, [10, 10, 10, 0, 0, 0]);
+    assert_ne!(finished, ALL, "in an order that is as good as chance");
+    // Another template goes the same way.
+    let patch = json!({"properties": {"template": template("https://example.com/next.git")}});
+    assert_eq!(site.fleet("PATCH", "all", Some(patch)).await.status, 200);
+    site.roll().await;
+    assert_eq!(site.counts("all").await, [10, 3, 0, 0, 0, 10]);
+    let mut next = 0;
+    for cluster in ALL {
+        let url = site.made(cluster, "shop").await.body["properties"]["gitRepository"]["url"].clone();
+        next += usize::from(url == "https://example.com/next.git");
+    }
+    assert_eq!(next, 3);
+}
+
+#[tokio::test]
+async fn g13_too_many_failures_pause_it_until_somebody_resumes() {
+    let site = site(&["a", "b", "c", "d"]).await;
+    site.wants("all", wanted(json!({"maxConcurrentPercent": 25, "maxFailures": 0}))).await;
+    site.roll().await;
+    let [first] = site.having(&["a", "b", "c", "d"]).await[..] else { panic!("one at a time") };
+    site.says(first, ObjectState::Failed, "Non-Compliant").await;
+    site.roll().await;
+    let own = site.summary("all").await;
+    assert_eq!((&own["state"], &own["counts"]["pending"]), (&json!("Paused"), &json!(3)), "{own}");
+    assert!(own["stateReason"].as_str().unwrap().contains("1 clusters failed"), "{own}");
+    assert_eq!((&own["failures"][0]["code"], &own["failures"][0]["message"]), (&json!("Bad"), &json!("broken")));
+    assert_eq!(site.having(&["a", "b", "c", "d"]).await.len(), 1, "nothing new is begun");
+    // What is known is no reason any more; another failure is.
+    let resume = json!({"properties": {"rollout": {"paused": false}}});
+    assert_eq!(site.fleet("PATCH", "all", Some(resume)).await.status, 200);
+    site.roll().await;
+    let two = site.having(&["a", "b", "c", "d"]).await;
+    assert_eq!((two.len(), &site.summary("all").await["state"]), (2, &json!("RollingOut")));
+    let second = two.into_iter().find(|cluster| *cluster != first).unwrap();
+    site.says(second, ObjectState::Failed, "Non-Compliant").await;
+    site.roll().await;
+    assert_eq!(site.summary("all").await["state"], "Paused");
+    // Somebody may pause it, too, and a patch of something else does not resume it.
+    let other = json!({"properties": {"rollout": {"maxConcurrentPercent": 100}}});
+    site.fleet("PATCH", "all", Some(other)).await;
+    site.roll().await;
+    assert_eq!(
+        (site.summary("all").await["state"].clone(), site.having(&["a", "b", "c", "d"]).await.len()),
+        (json!("Paused"), 2)
+    );
+}
+
+#[tokio::test]
+async fn g13_who_writes_one_needs_the_rights_to_both() {
+    let site = site(&["a"]).await;
+    let scope = scope(Some("g"));
+    let role = |name: &str, actions: Value| {
+        json!({"properties": {
+            "roleName": name, "assignableScopes": [scope], "permissions": [{"actions": actions}],
+        }})
+    };
+    let ids = ["11111111-0000-4000-8000-000000000001", "11111111-0000-4000-8000-000000000002"];
+    for (id, name, actions) in [
+        (ids[0], "Assigns", json!(["Towline.Fleet/*"])),
+        (ids[1], "Configures", json!(["Microsoft.KubernetesConfiguration/fluxConfigurations/*"])),
+    ] {
+        let path = format!("{scope}/providers/Microsoft.Authorization/roleDefinitions/{id}?api-version=2022-04-01");
+        let made = site.call("owner", "PUT", &path, Some(role(name, actions))).await;
+        assert_eq!(made.status, 201, "{}", made.body);
+    }
+    for (user, role) in [("assigns", ids[0]), ("configures", ids[1]), ("both", ids[0]), ("both", ids[1])] {
+        let made = site.assign(user, role, &scope, json!({})).await;
+        assert_eq!(made.status, 201, "{}", made.body);
+    }
+    let path = assignment(Some("g"), "all");
+    for (user, missing) in [("assigns", "fluxConfigurations/write"), ("configures", "assignments/write")] {
+        let refused = site.call(user, "PUT", &path, Some(wanted(json!({})))).await;
+        assert_eq!((refused.status, refused.code()), (403, "AuthorizationFailed"), "{}", refused.body);
+        assert!(refused.body["error"]["message"].as_str().unwrap().contains(missing), "{}", refused.body);
+    }
+    assert_eq!(site.call("both", "PUT", &path, Some(wanted(json!({})))).await.status, 201);
+    // Not further than where the roles are.
+    let all = assignment(None, "all");
+    assert_eq!(site.call("both", "PUT", &all, Some(wanted(json!({})))).await.status, 403);
+    for (method, body) in [("PATCH", Some(json!({"properties": {"rollout": {"paused": true}}}))), ("DELETE", None)] {
+        assert_eq!(site.call("assigns", method, &path, body).await.status, 403, "{method}");
+    }
+    let list = path.replace('?', "/listClusters?");
+    assert_eq!(site.call("assigns", "POST", &list, Some(json!({}))).await.status, 403);
+    assert_eq!(site.call("both", "POST", &list, Some(json!({}))).await.status, 200);
+    assert_eq!(site.call("both", "DELETE", &path, None).await.status, 202);
+}
+
+#[tokio::test]
+async fn g13_assignment_of_a_subscription_reaches_all_its_groups() {
+    let site = site(&["a"]).await;
+    site.group("h").await;
+    let mut body = new_cluster();
+    body["tags"] = json!({"ring": "one"});
+    assert_eq!(site.call("owner", "PUT", &cluster("h", "far"), Some(body)).await.status, 201);
+    let path = assignment(None, "everywhere");
+    let mut all = wanted(json!({}));
+    all["properties"]["selector"] = json!({"tags": {}});
+    let made = site.call("owner", "PUT", &path, Some(all.clone())).await;
+    assert_eq!(made.status, 201, "{}", made.body);
+    site.roll().await;
+    let shown = site.call("owner", "GET", &path, None).await;
+    assert_eq!(shown.body["properties"]["counts"]["applied"], 2, "{}", shown.body);
+    // One list has the assignments of the subscription and of its groups.
+    site.wants("some", wanted(json!({}))).await;
+    let list = format!("{}/providers/{FLEET}?{FLEET_VERSION}", scope(None));
+    let list = site.call("owner", "GET", &list, None).await;
+    assert_eq!(list.body["value"].as_array().map(Vec::len), Some(2), "{}", list.body);
+    assert!(list.body["value"].to_string().contains("\"applied\":2"), "{}", list.body);
+    // In a cluster none can be.
+    let inside = format!("{}/providers/{FLEET}/x?{FLEET_VERSION}", cluster_id("g", "a"));
+    assert_eq!(site.call("owner", "PUT", &inside, Some(all)).await.status, 400);
+}
+
+#[tokio::test]
+async fn g13_template_is_checked_when_it_is_written_and_hides_its_secrets() {
+    let site = site(&["a"]).await;
+    let with = |change: fn(&mut Value)| {
+        let mut body = wanted(json!({}));
+        change(&mut body["properties"]);
+        body
+    };
+    for (body, place) in [
+        (with(|own| drop(own.as_object_mut().unwrap().remove("selector"))), "properties.selector"),
+        (with(|own| own["selector"] = json!({})), "properties.selector.tags"),
+        (
+            with(|own| own["template"]["type"] = json!("Microsoft.Kubernetes/connectedClusters")),
+            "properties.template.type",
+        ),
+        (with(|own| own["template"]["name"] = json!("Shop!")), "properties.template.name"),
+        (with(|own| own["template"]["properties"]["new"] = json!(1)), "properties.template.properties.new"),
+        (
+            with(|own| own["template"]["properties"]["gitRepository"]["url"] = json!("ftp://x")),
+            "properties.template.properties.gitRepository.url",
+        ),
+        (
+            with(|own| own["template"]["properties"]["kustomizations"]["apps"]["dependsOn"] = json!(["no"])),
+            "properties.template.properties.kustomizations",
+        ),
+        (
+            with(|own| own["template"]["properties"]["gitRepository"]["httpsUser"] = json!("u")),
+            "properties.template.properties.gitRepository.httpsUser",
+        ),
+        (with(|own| own["rollout"]["maxConcurrentPercent"] = json!(0)), "properties.rollout.maxConcurrentPercent"),
+    ] {
+        let refused = site.fleet("PUT", "all", Some(body)).await;
+        assert_eq!(refused.status, 400, "{}", refused.body);
+        assert!(refused.body.to_string().contains(place), "{place}: {}", refused.body);
+    }
+
+    let made = site.fleet("PUT", "all", Some(secret())).await;
+    assert_eq!(made.status, 201, "{}", made.body);
+    let stored = site.control.store.get(&assignment(Some("g"), "all").split('?').next().unwrap().to_lowercase()).await;
+    let stored = stored.unwrap().unwrap();
+    for text in [made.body.to_string(), stored.body.to_string()] {
+        assert!(!text.contains(SECRET) && !text.contains("configurationProtectedSettings"), "{text}");
+    }
+    site.roll().await;
+    let key = cluster_id("g", "a").to_ascii_lowercase();
+    let wanted_there = site.control.objects(&key, Some(CONFIGURATIONS), None).await.unwrap();
+    assert!(wanted_there.objects[0].protected.is_some(), "the cluster asks for it");
+    // What is sent back as it is shown is no change; what was given stays for clusters that come later.
+    let same = site.fleet("PUT", "all", Some(json!({"properties": made.body["properties"].clone()}))).await;
+    assert_eq!(same.status, 200, "{}", same.body);
+    site.roll().await;
+    let after = site.control.objects(&key, Some(CONFIGURATIONS), None).await.unwrap();
+    assert_eq!(after.objects[0].generation, wanted_there.objects[0].generation);
+    site.of_ring("late", "one").await;
+    site.roll().await;
+    let late = site.control.objects(&cluster_id("g", "late").to_ascii_lowercase(), Some(CONFIGURATIONS), None).await;
+    assert!(late.unwrap().objects[0].protected.is_some());
+    let mut body = secret();
+    body["properties"]["template"]["name"] = "other".into();
+    let refused = site.fleet("PUT", "all", Some(body)).await;
+    assert_eq!((refused.status, refused.code()), (400, "PropertyChangeNotAllowed"), "{}", refused.body);
+    let scope = json!({"properties": {"template": {"properties": {"scope": "namespace"}}}});
+    let mut body = secret();
+    body["properties"]["template"]["properties"]["scope"] =
+        scope["properties"]["template"]["properties"]["scope"].clone();
+    let refused = site.fleet("PUT", "all", Some(body)).await;
+    assert_eq!((refused.status, refused.code()), (400, "PropertyChangeNotAllowed"), "{}", refused.body);
+}
+
+#[tokio::test]
+async fn g13_one_cluster_that_refuses_keeps_no_other_from_its_configuration() {
+    let site = site(&["a", "b"]).await;
+    // The name that the extension would have there is that of another one.
+    let path = format!("{}/providers/Microsoft.KubernetesConfiguration/extensions/flux", cluster_id("g", "a"));
+    let id = types::api::ResourceId::parse(&path).unwrap();
+    let stored = Stored {
+        key: id.key().to_owned(),
+        kind: "microsoft.kubernetesconfiguration/extensions".to_owned(),
+        parent: id.parent_key().to_owned(),
+        id: path,
+        revision: 0,
+        body: json!({"properties": {"extensionType": "other"}}),
+        protected: None,
+    };
+    site.control.store.put(&stored, Expect::Absent).await.unwrap().unwrap();
+    site.wants("all", wanted(json!({}))).await;
+    site.roll().await;
+    assert_eq!(site.counts("all").await, [2, 1, 0, 0, 1, 1]);
+    assert_eq!(site.summary("all").await["failures"][0]["code"], "FluxExtensionNameTaken");
+    // It is tried again after some minutes.
+    site.control.store.delete(&stored.key, Expect::Any).await.unwrap().unwrap();
+    site.clock_ms.fetch_add(6 * 60 * 1000, Ordering::SeqCst);
+    site.roll().await;
+    assert_eq!(site.counts("all").await, [2, 2, 0, 0, 0, 2]);
+}
+
+#[tokio::test]
+async fn g13_another_process_goes_on_where_one_was_killed() {
+    let site = site(&["a", "b", "c"]).await;
+    site.wants("all", wanted(json!({"maxConcurrentPercent": 34}))).await;
+    site.roll().await;
+    let first = site.having(&["a", "b", "c"]).await;
+    assert_eq!(first.len(), 1);
+    // Killed with a claim in its hands.
+    site.complies(first[0]).await;
+    let store = &site.control.store;
+    let waiting = store.operations_waiting("fleet-rollout", site.control.now_ms(), 10).await.unwrap();
+    let until = site.control.now_ms() + 60_000;
+    assert!(store.claim_operation(&waiting[0], "killed", until).await.unwrap().is_some());
+    let site = site.restart().await;
+    while site.control.catalogue().is_none() {
+        tokio::task::yield_now().await;
+    }
+    site.roll().await;
+    assert_eq!(site.having(&["a", "b", "c"]).await, first, "one process at a time");
+    site.clock_ms.fetch_add(61_000, Ordering::SeqCst);
+    site.roll().await;
+    let second = site.having(&["a", "b", "c"]).await;
+    assert_eq!(second.len(), 2, "the next one, and no other");
+    assert!(second.contains(&first[0]));
+    assert_eq!(site.counts("all").await, [3, 2, 1, 0, 0, 2]);
+    let generation = |site: &Bench, cluster: &str| {
+        let (control, key) = (Arc::clone(&site.control), cluster_id("g", cluster).to_ascii_lowercase());
+        async move { control.objects(&key, Some(CONFIGURATIONS), None).await.unwrap().objects[0].generation }
+    };
+    let before = generation(&site, first[0]).await;
+    site.roll().await;
+    assert_eq!(generation(&site, first[0]).await, before, "nothing is written twice");
+}
+
+#[tokio::test]
+async fn g13_a_thousand_clusters_get_one_in_one_pass() {
+    const CLUSTERS_OF_FLEET: usize = 1000;
+    let site = site(&[]).await;
+    let mut batch = Batch::default();
+    for n in 0..CLUSTERS_OF_FLEET {
+        let id = types::api::ResourceId::parse(&cluster_id("g", &format!("edge-{n}"))).unwrap();
+        let stored = Stored {
+            key: id.key().to_owned(),
+            kind: CLUSTERS.to_ascii_lowercase(),
+            parent: id.parent_key().to_owned(),
+            id: id.as_str().to_owned(),
+            revision: 0,
+            body: json!({"location": "eastus", "tags": {"ring": "one"}, "properties": {"agentPublicKeyCertificate": ""}}),
+            protected: None,
+        };
+        batch.puts.push((stored, Expect::Absent));
+    }
+    site.control.write(&batch).await.unwrap().unwrap();
+    site.wants("all", wanted(json!({}))).await;
+    site.roll().await;
+    assert_eq!(site.counts("all").await, [1000, 1000, 0, 0, 0, 1000]);
+    let held = site.control.store.count(&CONFIGURATIONS.to_ascii_lowercase(), "").await.unwrap();
+    assert_eq!(held, CLUSTERS_OF_FLEET as u64);
+    let list = site.states("all", json!({"state": "Applying"})).await;
+    assert_eq!(list.len(), CLUSTERS_OF_FLEET);
+}

@@ -1,0 +1,472 @@
+//! Fleet assignments: one resource for many clusters, by their tags: `Towline.Fleet/assignments` (docs/features.md G13).
+//! An assignment lies at the subscription or the resource group whose clusters it is for, so that it reaches no further
+//! than the roles of who wrote it. The gateway makes the resource of its template in each of these clusters
+//! ([`crate::rollout`]), also in those that come later, and takes it away where the tags do not match any more.
+
+pub mod members;
+
+use futures_util::future::BoxFuture;
+use http::StatusCode;
+use serde_json::{Map, Value, json};
+use types::api::{
+    ErrorDetail, ResourceId,
+    id::{RESOURCE_GROUPS, SUBSCRIPTIONS, fold},
+};
+
+use self::members::State;
+use super::{
+    Acting, Kind, Place, Showing, Writing, connected_cluster, flux_configuration,
+    schema::{self, Property, Type},
+};
+use crate::{
+    api_error::ApiError,
+    control::Control,
+    identity::Caller,
+    resources::filter,
+    store::resources::Stored,
+    stored::{properties, properties_mut},
+};
+
+/// The plug-in.
+pub struct FleetAssignments;
+
+/// The full type.
+pub const NAME: &str = "Towline.Fleet/assignments";
+/// The work that keeps up with an assignment, and the one that ends it.
+pub const ROLLOUT: &str = "fleet-rollout";
+/// The same of its deletion.
+pub const WITHDRAWAL: &str = "fleet-withdrawal";
+/// What a template may be of.
+pub const TEMPLATES: &[&str] = &[flux_configuration::NAME];
+/// Assignments at one scope at most.
+const AT_A_SCOPE: u32 = 100;
+/// The member of the body that nobody is shown.
+const MEMBER: &str = "fleet";
+/// The action that lists clusters.
+const LIST: &str = "listClusters";
+
+const SELECTOR: &[Property] = &[Property::new("tags", Type::Tags).required()];
+const TEMPLATE: &[Property] = &[
+    Property::new("type", Type::Words(TEMPLATES)).required(),
+    Property::new("name", Type::Text).required(),
+    Property::new("properties", Type::Json).required(),
+];
+const WAVES: &[Property] = &[
+    Property::new("maxConcurrentPercent", Type::Number(1, 100)).or_number(100),
+    Property::new("maxFailures", Type::Count),
+    Property::new("maxFailuresPercent", Type::Number(0, 100)),
+    Property::new("paused", Type::Bool).or_bool(false),
+];
+const COUNTS: &[Property] = &[
+    Property::read_only("matched", Type::Count),
+    Property::read_only("applied", Type::Count),
+    Property::read_only("compliant", Type::Count),
+    Property::read_only("nonCompliant", Type::Count),
+    Property::read_only("suspended", Type::Count),
+    Property::read_only("failed", Type::Count),
+    Property::read_only("pending", Type::Count),
+];
+const FAILURE: &[Property] = &[
+    Property::read_only("id", Type::Text),
+    Property::read_only("state", Type::Text),
+    Property::read_only("code", Type::Text),
+    Property::read_only("message", Type::Text),
+];
+const PROPERTIES: &[Property] = &[
+    Property::new("selector", Type::Object(SELECTOR)).required(),
+    Property::new("template", Type::Object(TEMPLATE)).required(),
+    Property::new("rollout", Type::Object(WAVES)).merged(),
+    Property::read_only("counts", Type::Object(COUNTS)),
+    Property::read_only("state", Type::Words(&["RollingOut", "Complete", "Paused"])),
+    Property::read_only("stateReason", Type::Text),
+    Property::read_only("failures", Type::List(&Type::Object(FAILURE))),
+    Property::read_only("provisioningState", Type::Text),
+];
+const SCHEMA: &[Property] = &[Property::new("properties", Type::Object(PROPERTIES)).required().merged()];
+
+/// What is kept of an assignment that nobody is shown.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Kept {
+    /// The generation of the template: what was made of an older one is made anew.
+    template: i64,
+    /// Rises whenever somebody says that it is not paused.
+    resumed: i64,
+}
+
+impl Kept {
+    fn of(body: &Map<String, Value>) -> Option<Self> {
+        let number = |name: &str| body.get(MEMBER)?.get(name)?.as_i64();
+        Some(Self { template: number("template")?, resumed: number("resumed")? })
+    }
+
+    fn keep(self, body: &mut Map<String, Value>) {
+        body.insert(MEMBER.to_owned(), json!({"template": self.template, "resumed": self.resumed}));
+    }
+}
+
+/// An assignment as the gateway carries it out.
+pub struct Assignment {
+    /// Its id.
+    pub id: ResourceId,
+    /// The tags that a cluster must have, all of them.
+    tags: Vec<(String, String)>,
+    /// The kind of its template.
+    pub kind: &'static dyn Kind,
+    /// The name of what it makes.
+    pub name: String,
+    /// The generation of its template.
+    pub template: i64,
+    /// Rises when somebody resumes it.
+    pub resumed: i64,
+    /// Whether somebody holds it.
+    pub paused: bool,
+    percent: u64,
+    failures: Option<u64>,
+    failures_percent: Option<u64>,
+}
+
+impl Assignment {
+    /// Of what is kept; none, if it cannot be read.
+    pub fn of(stored: &Stored) -> Option<Self> {
+        let body = stored.body.as_object()?;
+        let own = properties(body)?;
+        let template = own.get("template")?;
+        let kept = Kept::of(body)?;
+        let tags = own.get("selector")?.get("tags")?.as_object()?;
+        let rollout = own.get("rollout").cloned().unwrap_or_default();
+        Some(Self {
+            id: ResourceId::parse(&stored.id).ok()?,
+            tags: tags
+                .iter()
+                .map(|(name, value)| Some((name.to_lowercase(), value.as_str()?.to_owned())))
+                .collect::<Option<_>>()?,
+            kind: super::kind(template.get("type")?.as_str()?)?,
+            name: template.get("name")?.as_str()?.to_owned(),
+            template: kept.template,
+            resumed: kept.resumed,
+            paused: rollout["paused"] == true,
+            percent: rollout["maxConcurrentPercent"].as_u64().unwrap_or(100),
+            failures: rollout["maxFailures"].as_u64(),
+            failures_percent: rollout["maxFailuresPercent"].as_u64(),
+        })
+    }
+
+    /// Whether it is for a cluster with these tags. Names of tags are compared without case, as in Azure Resource Manager.
+    fn selects(&self, cluster: &Stored) -> bool {
+        let tags = cluster.body.get("tags").and_then(Value::as_object);
+        self.tags.iter().all(|(name, value)| {
+            let mut found = tags.into_iter().flatten().filter(|(known, _)| known.to_lowercase() == *name);
+            found.any(|(_, known)| known == value)
+        })
+    }
+
+    /// How many of so many clusters may be unfinished at one time: one at least, or nothing would ever happen.
+    pub fn at_once(&self, matched: usize) -> usize {
+        let matched = u64::try_from(matched).unwrap_or(u64::MAX);
+        usize::try_from(matched.saturating_mul(self.percent) / 100).unwrap_or(usize::MAX).max(1)
+    }
+
+    /// How many of so many clusters may fail before it is paused; none: any number.
+    pub fn failures(&self, matched: usize) -> Option<usize> {
+        let matched = u64::try_from(matched).unwrap_or(u64::MAX);
+        let percent = self.failures_percent.map(|percent| matched.saturating_mul(percent) / 100);
+        let least = self.failures.into_iter().chain(percent).min()?;
+        Some(usize::try_from(least).unwrap_or(usize::MAX))
+    }
+
+    /// The body of what it makes in each cluster. `protected`: what is sealed of it, opened.
+    pub fn body(&self, stored: &Stored, protected: Option<&Map<String, Value>>) -> Option<Map<String, Value>> {
+        let template = stored.body.get("properties")?.get("template")?.as_object()?;
+        let mut body = Map::from_iter([("properties".to_owned(), template.get("properties")?.clone())]);
+        if let Some(protected) = protected {
+            schema::restore_protected(&mut body, &of_template(protected));
+        }
+        Some(body)
+    }
+}
+
+/// What is sealed of a template by places of the assignment, by those of the template.
+fn of_template(kept: &Map<String, Value>) -> Map<String, Value> {
+    let place = |(place, value): (&String, &Value)| {
+        Some((place.strip_prefix("properties.template.")?.to_owned(), value.clone()))
+    };
+    kept.iter().filter_map(place).collect()
+}
+
+/// About which assignments it is looked again once the resource of a key was written, or deleted: of a cluster all that
+/// are for its group or subscription.
+pub fn woken_by(key: &str, deleted: bool) -> Vec<String> {
+    let Ok(id) = ResourceId::parse(key) else { return Vec::new() };
+    let all_at = |scope: &str| fold(&format!("{scope}/providers/{}", NAME.split('/').next().unwrap_or_default()));
+    let subscription = format!("/subscriptions/{}", id.subscription());
+    let is_made = TEMPLATES.iter().any(|kind| id.is(kind));
+    match id.resource_group() {
+        _ if id.is(NAME) => vec![id.key().to_owned()],
+        Some(group) if id.is(connected_cluster::NAME) || (deleted && is_made) => {
+            vec![all_at(&subscription), all_at(&format!("{subscription}/resourceGroups/{group}"))]
+        }
+        Some(_) if deleted && id.is(RESOURCE_GROUPS) => vec![all_at(&subscription)],
+        _ => Vec::new(),
+    }
+}
+
+impl Kind for FleetAssignments {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn api_versions(&self) -> &'static [&'static str] {
+        &["2026-11-01"]
+    }
+
+    fn place(&self) -> Place {
+        Place::Scope
+    }
+
+    fn schema(&self) -> &'static [Property] {
+        SCHEMA
+    }
+
+    fn patch_schema(&self) -> Option<&'static [Property]> {
+        Some(SCHEMA)
+    }
+
+    fn deletes_slowly(&self) -> bool {
+        true
+    }
+
+    fn keeps_up(&self) -> Option<&'static str> {
+        Some(ROLLOUT)
+    }
+
+    fn taken_down_by(&self) -> &'static str {
+        WITHDRAWAL
+    }
+
+    /// Else the right to write assignments would be the right to install anything in every cluster.
+    fn writes_for(&self, body: &Map<String, Value>) -> Option<&'static dyn Kind> {
+        super::kind(properties(body)?.get("template")?.get("type")?.as_str()?)
+    }
+
+    fn split_protected(&self, body: &mut Map<String, Value>) -> schema::Protected {
+        let kind = self.writes_for(body);
+        let template = properties_mut(body).get_mut("template").and_then(Value::as_object_mut);
+        match kind.zip(template) {
+            Some((kind, template)) => schema::split_protected_at(kind.schema(), template, "properties.template"),
+            None => schema::Protected::default(),
+        }
+    }
+
+    fn check_name(&self, name: &str) -> Result<(), ErrorDetail> {
+        super::usual_name(name, 63, "-_.")
+    }
+
+    fn matches(&self, text: &str, stored: &Stored, _: &Caller) -> Result<bool, ApiError> {
+        filter::resource(text, stored)
+    }
+
+    fn merge(&self, body: &mut Map<String, Value>, part: &Map<String, Value>) {
+        let rollout = properties(part).and_then(|own| own.get("rollout"));
+        if rollout.is_some_and(|rollout| rollout["paused"] == false)
+            && let Some(kept) = Kept::of(body)
+        {
+            Kept { resumed: kept.resumed + 1, ..kept }.keep(body);
+        }
+        schema::merge(SCHEMA, body, part);
+    }
+
+    fn write<'a>(
+        &'a self,
+        body: &'a mut Map<String, Value>,
+        writing: &'a Writing<'a>,
+    ) -> BoxFuture<'a, Result<(), ApiError>> {
+        Box::pin(async move {
+            let old = writing.old.and_then(|old| old.body.as_object());
+            let mut faults = Vec::new();
+            properties_mut(body).entry("rollout").or_insert_with(|| json!({}));
+            schema::fill_in(SCHEMA, body, "", &mut faults);
+            if let Some(fault) = ErrorDetail::all(faults) {
+                return Err(fault.into());
+            }
+            room(writing).await?;
+            let before = old.and_then(Kept::of);
+            // A PUT that does not pause it resumes it.
+            let mut kept = Kept::of(body)
+                .or_else(|| before.map(|before| Kept { resumed: before.resumed + 1, ..before }))
+                .unwrap_or_default();
+            if template(properties_mut(body), writing).await? {
+                kept.template = writing.now_ms.max(kept.template + 1);
+            }
+            kept.keep(body);
+            properties_mut(body).insert("provisioningState".to_owned(), "Succeeded".into());
+            Ok(())
+        })
+    }
+
+    fn show(&self, shown: &mut Map<String, Value>, _: &str, showing: &Showing<'_>) {
+        let properties = properties_mut(shown);
+        let paused = properties.get("rollout").is_some_and(|rollout| rollout["paused"] == true);
+        properties.insert("state".to_owned(), if paused { "Paused" } else { "RollingOut" }.into());
+        properties.insert("failures".to_owned(), json!([]));
+        let Some(told) = showing.told else { return };
+        for (name, at) in [("counts", "counts"), ("failures", "failures"), ("stateReason", "reason")] {
+            properties.insert(name.to_owned(), told.status[at].clone());
+        }
+        if !paused {
+            properties.insert("state".to_owned(), told.status["state"].clone());
+        }
+    }
+
+    fn actions(&self) -> &'static [&'static str] {
+        &[LIST]
+    }
+
+    fn permission(&self, _: &str) -> Option<&'static str> {
+        Some("Towline.Fleet/assignments/read")
+    }
+
+    fn describe_action(&self, _: &str) -> (Value, Value) {
+        let text = json!({"type": "string"});
+        let cluster = json!({"type": "object", "properties": {
+            "id": text, "name": text, "resourceGroup": text, "state": {"type": "string", "enum": State::ALL.map(State::as_str)},
+            "provisioningState": text, "commit": text, "code": text, "message": text,
+        }});
+        let asked = json!({"type": "object", "properties": {"state": text}});
+        (asked, json!({"type": "object", "properties": {"value": {"type": "array", "items": cluster}}}))
+    }
+
+    /// All its clusters, and whether each complies; with a `state` those alone.
+    fn act<'a>(&'a self, acting: &'a Acting<'a>) -> BoxFuture<'a, Result<Value, ApiError>> {
+        Box::pin(async move {
+            let wanted = match acting.body.get("state") {
+                None | Some(Value::Null) => None,
+                Some(Value::String(word)) => Some(State::parse(word).ok_or_else(|| no_state(word))?),
+                Some(other) => return Err(no_state(&other.to_string())),
+            };
+            let assignment =
+                Assignment::of(acting.resource).ok_or_else(|| ApiError::internal("an assignment cannot be read"))?;
+            may_read(&assignment, acting)?;
+            let told = acting.control.store.told(&acting.resource.key).await?;
+            let refused = members::refused(told.as_ref(), &assignment, acting.now_ms);
+            let mut fleet = members::look(acting.control, &assignment, &refused).await?;
+            fleet.members.retain(|member| wanted.is_none_or(|wanted| member.state == wanted));
+            fleet.members.sort_by(|one, other| one.key.cmp(&other.key));
+            Ok(json!({"value": fleet.members.iter().map(members::Member::shown).collect::<Vec<_>>()}))
+        })
+    }
+}
+
+fn no_state(word: &str) -> ApiError {
+    let shown: String = word.chars().take(64).collect();
+    let message =
+        format!("'{shown}' is no state of a cluster; known are {}.", State::ALL.map(State::as_str).join(", "));
+    ApiError::bad_request("InvalidRequestContent", message).at("state")
+}
+
+/// What is said of clusters is what is said of the resources in them.
+fn may_read(assignment: &Assignment, acting: &Acting<'_>) -> Result<(), ApiError> {
+    use auth::rbac::{Action, Plane, Scope};
+    let action = format!("{}/read", assignment.kind.name());
+    let scope = assignment.id.parent().map_or_else(Scope::root, |parent| Scope::from(&parent));
+    let (caller, directory) = (acting.caller, acting.control.directory());
+    let decided =
+        directory.decide(caller.principals(), Plane::Control, &Action::new(&action), &scope, acting.now_ms / 1000);
+    decided.map(drop).map_err(|_| ApiError::forbidden(caller.name(), caller.object_id(), &action, scope.as_str()))
+}
+
+/// Refuses a new one where there are as many as there may be.
+async fn room(writing: &Writing<'_>) -> Result<(), ApiError> {
+    if writing.old.is_some() {
+        return Ok(());
+    }
+    let (kind, scope) = (NAME.to_ascii_lowercase(), writing.id.parent_key());
+    let held = writing.control.store.children(&kind, scope, "", AT_A_SCOPE).await?;
+    if held.len() < AT_A_SCOPE as usize {
+        return Ok(());
+    }
+    let message = format!("There are {AT_A_SCOPE} fleet assignments at '{scope}', the limit; delete one first.");
+    Err(ApiError::of(StatusCode::CONFLICT, "QuotaExceeded", message))
+}
+
+/// Looks at a template as its kind looks at a resource in a cluster, with what is kept of its protected settings where it
+/// brings none. Whether it is another one than before, or brings such.
+async fn template(own: &mut Map<String, Value>, writing: &Writing<'_>) -> Result<bool, ApiError> {
+    let Some(Value::Object(template)) = own.get_mut("template") else { return Ok(false) };
+    let text = |name: &str| template.get(name).and_then(Value::as_str).unwrap_or_default().to_owned();
+    let (name, kind_name) = (text("name"), text("type"));
+    let kind = super::kind(&kind_name).ok_or_else(|| ApiError::internal("a type of templates is no kind"))?;
+    kind.check_name(&name).map_err(|detail| in_template(detail.into(), Some("name")))?;
+    let old = writing.old.and_then(|old| old.body.get("properties")?.get("template")).filter(|old| old.is_object());
+    if let Some(old) = old {
+        for (at, new) in [("type", &kind_name), ("name", &name)] {
+            if old[at] != new.as_str() {
+                let message = format!(
+                    "The property 'properties.template.{at}' is {} and cannot be changed. Write another assignment, and delete this one.",
+                    old[at]
+                );
+                let refused = ApiError::bad_request("PropertyChangeNotAllowed", message);
+                return Err(refused.at(format!("properties.template.{at}")));
+            }
+        }
+        if old["properties"] == template["properties"] {
+            return Ok(false);
+        }
+    }
+    let raw = Map::from_iter([("properties".to_owned(), template["properties"].clone())]);
+    let mut body = schema::check(kind.schema(), &raw).map_err(|detail| in_template(detail.into(), None))?;
+    let brings = !kind.split_protected(&mut body.clone()).sent.is_empty();
+    let sealed = writing.old.and_then(|stored| stored.protected.as_deref());
+    if let Some(Value::Object(kept)) = sealed.and_then(|sealed| writing.control.unseal(writing.id.key(), sealed)) {
+        schema::restore_protected(&mut body, &of_template(&kept));
+    }
+    let before = old
+        .zip(writing.old)
+        .map(|(old, stored)| Stored { body: json!({"properties": old["properties"]}), ..stored.clone() });
+    let id = somewhere(writing.id, kind, &name)?;
+    let version = kind.api_versions().last().copied().unwrap_or_default();
+    let inner = Writing { id: &id, old: before.as_ref(), version, ..*writing };
+    kind.write(&mut body, &inner).await.map_err(|error| in_template(error, None))?;
+    let mut shown = body.clone();
+    kind.split_protected(&mut shown);
+    let changed = brings || old.is_none_or(|old| Some(&old["properties"]) != shown.get("properties"));
+    if let Some(properties) = body.remove("properties") {
+        template.insert("properties".to_owned(), properties);
+    }
+    Ok(changed)
+}
+
+/// The id of what a template makes, in a cluster that there need not be.
+fn somewhere(assignment: &ResourceId, kind: &dyn Kind, name: &str) -> Result<ResourceId, ApiError> {
+    let mut scope = assignment.parent_text().to_owned();
+    if assignment.parent().is_some_and(|parent| parent.is(SUBSCRIPTIONS)) {
+        scope += "/resourceGroups/any";
+    }
+    Ok(ResourceId::parse(&format!(
+        "{scope}/providers/{}/any/providers/{}/{name}",
+        connected_cluster::NAME,
+        kind.name()
+    ))?)
+}
+
+/// A refusal of something in a template, with its place in the assignment.
+fn in_template(mut error: ApiError, at: Option<&str>) -> ApiError {
+    let place = |place: &mut Option<String>| {
+        let inner = at.map(str::to_owned).or_else(|| place.take()).unwrap_or_else(|| "properties".to_owned());
+        *place = Some(format!("properties.template.{inner}"));
+    };
+    place(&mut error.detail.target);
+    error.detail.details.iter_mut().for_each(|detail| place(&mut detail.target));
+    error
+}
+
+/// What is sealed of an assignment, opened.
+///
+/// # Errors
+/// It cannot be opened.
+pub fn protected(stored: &Stored, control: &Control) -> Result<Option<Map<String, Value>>, String> {
+    let Some(sealed) = stored.protected.as_deref() else { return Ok(None) };
+    match control.unseal(&stored.key, sealed) {
+        Some(Value::Object(kept)) => Ok(Some(kept)),
+        _ => Err("protected settings cannot be read; is [api].store_key_file the same?".to_owned()),
+    }
+}
