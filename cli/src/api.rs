@@ -37,6 +37,8 @@ pub mod versions {
     pub const EXTENSION_TYPES: &str = "2024-11-01-preview";
     /// Flux configurations of clusters.
     pub const FLUX: &str = "2025-04-01";
+    /// Fleet assignments.
+    pub const FLEET: &str = "2026-11-01";
     /// Role definitions and assignments.
     pub const AUTHORIZATION: &str = "2022-04-01";
 }

@@ -5,15 +5,17 @@
 //!
 //! | part | what it does |
 //! |---|---|
+//! | [`json`] | what a document says, as YAML 1.2 has it |
 //! | [`read`] | the first document of a text, as kubectl reads it |
 //! | [`write`] | a document as text |
 
+mod json;
 mod read;
 mod write;
 
 use serde_json::Value;
 
-pub use self::read::read;
+pub use self::{json::json, read::read};
 
 /// A part of a document.
 #[derive(Debug, Clone, PartialEq, Eq)]

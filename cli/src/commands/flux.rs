@@ -3,12 +3,14 @@
 //!
 //! | part | what it does |
 //! |---|---|
+//! | [`assignment`] | one configuration for many clusters, by their tags |
 //! | [`source`] | options of a source as what the API is sent |
 //! | [`kustomization`] | kustomizations as typed, and one by one |
 //! | [`deployed_object`] | what a configuration made in its cluster |
 //! | [`progress`] | what is told while a cluster is waited for |
 //! | [`typed`] | spans, lists, and secrets from files |
 
+mod assignment;
 mod deployed_object;
 mod kustomization;
 mod progress;
@@ -25,6 +27,7 @@ use http::StatusCode;
 use serde_json::{Map, Value, json};
 
 use self::{
+    assignment::{ApplyArgs, AssignmentAction},
     deployed_object::ObjectAction,
     kustomization::{KustomizationAction, Kustomizations},
     source::{Kind, Source},
@@ -71,6 +74,7 @@ const DETAILS: &[Column] = &[
     ("OCIRepository", "/properties/ociRepository"),
     ("Kustomizations", "/properties/kustomizations"),
     ("PublicKey", "/properties/repositoryPublicKey"),
+    ("ManagedBy", "/managedBy"),
     ("Error", "/properties/errorMessage"),
 ];
 
@@ -123,6 +127,14 @@ pub enum FluxAction {
         /// Which one.
         #[command(flatten)]
         configuration: NamedConfiguration,
+    },
+    /// Give a configuration to every cluster that has some tags, now and later
+    Apply(Box<ApplyArgs>),
+    /// Configurations that are given to many clusters
+    Assignment {
+        /// What to do.
+        #[command(subcommand)]
+        action: AssignmentAction,
     },
     /// Kustomizations of a configuration
     Kustomization {
@@ -237,6 +249,8 @@ pub async fn run(args: Args) -> Outcome {
             let shown = Configuration::open(&configuration, &common).await?.get().await?;
             output::print(&shown, &common.output, DETAILS)?;
         }
+        FluxAction::Apply(args) => assignment::apply(&args, &common).await?,
+        FluxAction::Assignment { action } => assignment::run(action, &common).await?,
         FluxAction::Kustomization { action } => kustomization::run(action, &common).await?,
         FluxAction::DeployedObject { action } => deployed_object::run(action, &common).await?,
     }

@@ -1,0 +1,395 @@
+//! `towline flux apply` and `towline flux assignment`: one configuration for many clusters, by their tags (docs/features.md
+//! G13).
+
+use std::{collections::BTreeMap, path::PathBuf};
+
+use anyhow::{Context as _, anyhow};
+use clap::Subcommand;
+use http::StatusCode;
+use serde_json::{Map, Value, json};
+use types::api::ResourceId;
+
+use super::{
+    super::{CommonArgs, confirm, names, rest},
+    CONFIGURATIONS,
+};
+use crate::{
+    api::{Api, WaitArgs, at, versions},
+    commands::on_cluster::is_missing,
+    context::Context,
+    failure::{Failure, Outcome},
+    output::{self, Column, Format},
+    terminal::say,
+    yaml,
+};
+
+/// The provider and the type.
+const ASSIGNMENTS: (&str, &str) = ("Towline.Fleet", "assignments");
+const COLUMNS: &[Column] = &[
+    ("Name", "/name"),
+    ("ResourceGroup", "/resourceGroup"),
+    ("Configuration", "/properties/template/name"),
+    ("State", "/properties/state"),
+    ("Clusters", "/properties/counts/matched"),
+    ("Compliant", "/properties/counts/compliant"),
+    ("NonCompliant", "/properties/counts/nonCompliant"),
+    ("Failed", "/properties/counts/failed"),
+    ("Pending", "/properties/counts/pending"),
+];
+const CLUSTERS: &[Column] = &[
+    ("Cluster", "/name"),
+    ("ResourceGroup", "/resourceGroup"),
+    ("State", "/state"),
+    ("Commit", "/commit"),
+    ("Message", "/message"),
+];
+
+/// `towline flux apply`.
+#[derive(Debug, clap::Args)]
+pub struct ApplyArgs {
+    /// The assignment
+    #[arg(short = 'n', long, value_name = "NAME", value_parser = names::cluster)]
+    pub name: String,
+    /// A configuration, or its properties, as YAML or JSON; - is standard input
+    #[arg(short = 'f', long, value_name = "FILE")]
+    pub file: PathBuf,
+    /// What the configuration is called in the clusters; as in the file, or as the assignment, without this
+    #[arg(long, value_name = "NAME", value_parser = names::configuration)]
+    pub configuration: Option<String>,
+    /// A tag that a cluster must have; all of them, where several are given
+    #[arg(long, value_name = "TAG=VALUE", value_parser = tag, required_unless_present = "all_clusters", conflicts_with = "all_clusters")]
+    pub selector: Vec<(String, String)>,
+    /// Every cluster, whatever its tags
+    #[arg(long)]
+    pub all_clusters: bool,
+    /// The clusters of this resource group
+    #[arg(short = 'g', long, value_name = "GROUP", value_parser = names::group, required_unless_present = "whole_subscription", conflicts_with = "whole_subscription")]
+    pub resource_group: Option<String>,
+    /// The clusters of all resource groups of the subscription
+    #[arg(long)]
+    pub whole_subscription: bool,
+    /// So many of a hundred clusters at one time
+    #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(1..=100), default_value = "100")]
+    pub percent: u8,
+    /// Pause when more clusters than this failed or do not comply: a number, or a share such as 10%
+    #[arg(long, value_name = "NUMBER|PERCENT%", value_parser = failures)]
+    pub max_failures: Option<Failures>,
+    /// Begin paused
+    #[arg(long)]
+    pub paused: bool,
+}
+
+/// How many may fail.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Failures {
+    /// So many clusters.
+    Number(u32),
+    /// So many of a hundred.
+    Percent(u8),
+}
+
+/// `towline flux assignment <action>`.
+#[derive(Debug, Subcommand)]
+pub enum AssignmentAction {
+    /// The assignments of a resource group, or of the subscription and all its resource groups
+    List {
+        /// The resource group
+        #[arg(short = 'g', long, value_name = "GROUP", value_parser = names::group)]
+        resource_group: Option<String>,
+    },
+    /// The clusters of an assignment, and whether each complies
+    Show {
+        /// Which one.
+        #[command(flatten)]
+        assignment: Named,
+        /// Only clusters in this state, such as Failed
+        #[arg(long, value_name = "STATE")]
+        state: Option<String>,
+    },
+    /// Begin nothing new in any cluster until it is resumed
+    Pause {
+        /// Which one.
+        #[command(flatten)]
+        assignment: Named,
+    },
+    /// Go on, also where failures have paused it
+    Resume {
+        /// Which one.
+        #[command(flatten)]
+        assignment: Named,
+    },
+    /// Delete an assignment, and its configuration in every cluster; what kustomizations with prune made is deleted there
+    Delete {
+        /// Which one.
+        #[command(flatten)]
+        assignment: Named,
+        /// Do not ask
+        #[arg(short = 'y', long)]
+        yes: bool,
+        /// How long to wait.
+        #[command(flatten)]
+        wait: WaitArgs,
+    },
+}
+
+/// An assignment by its name.
+#[derive(Debug, clap::Args, Clone)]
+pub struct Named {
+    /// The assignment
+    #[arg(short = 'n', long, value_name = "NAME", value_parser = names::cluster)]
+    pub name: String,
+    /// Its resource group; none for one of the subscription
+    #[arg(short = 'g', long, value_name = "GROUP", value_parser = names::group)]
+    pub resource_group: Option<String>,
+}
+
+/// `towline flux apply`.
+pub async fn apply(args: &ApplyArgs, common: &CommonArgs) -> Outcome<()> {
+    let (name, properties) = configuration(&args.file).map_err(Failure::usage)?;
+    let named = Named { name: args.name.clone(), resource_group: args.resource_group.clone() };
+    let called = args.configuration.clone().or(name).unwrap_or_else(|| args.name.clone());
+    let tags: Map<String, Value> =
+        args.selector.iter().map(|(tag, value)| (tag.clone(), value.as_str().into())).collect();
+    let distinct: BTreeMap<String, ()> = args.selector.iter().map(|(tag, _)| (tag.to_lowercase(), ())).collect();
+    if distinct.len() < args.selector.len() {
+        return Err(Failure::usage(anyhow!("--selector names one tag twice; a cluster has one value of it")));
+    }
+    let mut rollout = json!({"maxConcurrentPercent": args.percent, "paused": args.paused});
+    match args.max_failures {
+        Some(Failures::Number(number)) => rollout["maxFailures"] = number.into(),
+        Some(Failures::Percent(percent)) => rollout["maxFailuresPercent"] = percent.into(),
+        None => {}
+    }
+    let template =
+        json!({"type": CONFIGURATIONS.0.to_owned() + "/" + CONFIGURATIONS.1, "name": called, "properties": properties});
+    let body = json!({"properties": {"selector": {"tags": tags}, "template": template, "rollout": rollout}});
+    let open = Assignment::open(&named, common).await?;
+    let made = open.api.put(&open.target, &body).await?.body;
+    output::print(&row(&made), &common.output, COLUMNS)?;
+    say(&format!("see how far its clusters are: towline flux assignment show {}", named.options()));
+    Ok(())
+}
+
+/// `towline flux assignment <action>`.
+pub async fn run(action: AssignmentAction, common: &CommonArgs) -> Outcome<()> {
+    match action {
+        AssignmentAction::List { resource_group } => {
+            let context = Context::open(&common.context).await?;
+            let scope = scope(&context, resource_group.as_deref())?;
+            let target = at(format!("{scope}/providers/{}/{}", ASSIGNMENTS.0, ASSIGNMENTS.1), versions::FLEET);
+            let rows = Api::of(&context)?.list(&target).await?;
+            let rows = rows.iter().map(row).collect();
+            output::print_list(rows, &common.output, COLUMNS, "no assignments; towline flux apply makes one")
+        }
+        AssignmentAction::Show { assignment, state } => show(&assignment, state, common).await,
+        AssignmentAction::Pause { assignment } => pause(&assignment, true, common).await,
+        AssignmentAction::Resume { assignment } => pause(&assignment, false, common).await,
+        AssignmentAction::Delete { assignment, yes, wait } => delete(&assignment, yes, &wait, common).await,
+    }
+}
+
+/// One, and its clusters: as a table, the clusters; else all of both.
+async fn show(assignment: &Named, state: Option<String>, common: &CommonArgs) -> Outcome<()> {
+    let open = Assignment::open(assignment, common).await?;
+    let mut shown = open.get().await?;
+    let asked = state.map_or_else(|| json!({}), |state| json!({"state": state}));
+    let clusters = open.api.post(&at(format!("{}/listClusters", open.id), versions::FLEET), &asked).await?;
+    let clusters = clusters.body["value"].as_array().cloned().unwrap_or_default();
+    if common.output.output != Format::Table || common.output.query.is_some() {
+        shown["clusters"] = clusters.into();
+        return output::print(&shown, &common.output, &[]);
+    }
+    output::print_list(clusters, &common.output, CLUSTERS, "no cluster matches")?;
+    say(&summary(&shown));
+    Ok(())
+}
+
+/// All its clusters in one line.
+fn summary(shown: &Value) -> String {
+    let (own, counts) = (&shown["properties"], &shown["properties"]["counts"]);
+    let count = |name: &str| counts[name].as_u64().unwrap_or_default();
+    let reason = own["stateReason"].as_str().map(|reason| format!(" ({reason})")).unwrap_or_default();
+    format!(
+        "{}{reason}: {} of {} clusters comply, {} do not, {} failed, {} pending",
+        own["state"].as_str().unwrap_or("RollingOut"),
+        count("compliant"),
+        count("matched"),
+        count("nonCompliant"),
+        count("failed"),
+        count("pending"),
+    )
+}
+
+async fn pause(assignment: &Named, paused: bool, common: &CommonArgs) -> Outcome<()> {
+    let open = Assignment::open(assignment, common).await?;
+    let body = json!({"properties": {"rollout": {"paused": paused}}});
+    let changed = open.api.patch(&open.target, &body).await.map_err(|failure| open.advised(failure))?.body;
+    output::print(&row(&changed), &common.output, COLUMNS)
+}
+
+async fn delete(assignment: &Named, yes: bool, wait: &WaitArgs, common: &CommonArgs) -> Outcome<()> {
+    let open = Assignment::open(assignment, common).await?;
+    let absent = format!("there was no assignment {}", assignment.name);
+    let Some(there) = open.api.find(&open.target).await? else {
+        say(&absent);
+        return Ok(());
+    };
+    let own = &there.body["properties"];
+    let question = format!(
+        "Delete the assignment {} and the configuration {} in {} clusters, with what its kustomizations with prune made there?",
+        assignment.name,
+        own["template"]["name"].as_str().unwrap_or_default(),
+        own["counts"]["matched"].as_u64().unwrap_or_default(),
+    );
+    confirm(&question, yes).await?;
+    let answer = open.api.delete(&open.target).await?;
+    if answer.status == StatusCode::NO_CONTENT {
+        say(&absent);
+    }
+    open.api.follow(&answer, &format!("deleting {}", assignment.name), wait.wait()).await
+}
+
+impl Named {
+    /// The options that name it, for hints.
+    fn options(&self) -> String {
+        let group = self.resource_group.as_ref().map(|group| format!("-g {group} ")).unwrap_or_default();
+        format!("{group}-n {}", self.name)
+    }
+}
+
+/// An assignment at its gateway.
+struct Assignment {
+    api: Api,
+    id: ResourceId,
+    target: String,
+    group: Option<String>,
+}
+
+impl Assignment {
+    async fn open(named: &Named, common: &CommonArgs) -> Outcome<Self> {
+        let context = Context::open(&common.context).await?;
+        let scope = scope(&context, named.resource_group.as_deref())?;
+        let id = scope.on(ASSIGNMENTS.0, ASSIGNMENTS.1, &named.name).context("--name").map_err(Failure::usage)?;
+        let target = at(&id, versions::FLEET);
+        Ok(Self { api: Api::of(&context)?, id, target, group: named.resource_group.clone() })
+    }
+
+    async fn get(&self) -> Outcome<Value> {
+        self.api.get(&self.target).await.map_err(|failure| self.advised(failure))
+    }
+
+    /// A failure with where to look further.
+    fn advised(&self, failure: Failure) -> Failure {
+        if !is_missing(&failure) {
+            return failure;
+        }
+        let group = self.group.as_ref().map(|group| format!(" -g {group}")).unwrap_or_default();
+        failure.hint(format!("see which there are: towline flux assignment list{group}"))
+    }
+}
+
+fn scope(context: &Context, group: Option<&str>) -> Outcome<ResourceId> {
+    match group {
+        Some(group) => context.group(group),
+        None => context.subscription(),
+    }
+}
+
+/// An assignment with the resource group that it is of.
+fn row(shown: &Value) -> Value {
+    let group = shown["id"].as_str().and_then(|id| ResourceId::parse(id).ok());
+    let mut row = shown.clone();
+    row["resourceGroup"] = group.and_then(|id| id.resource_group().map(str::to_owned)).into();
+    row
+}
+
+/// A configuration of a file: its name, if it has one, and its properties.
+fn configuration(file: &std::path::Path) -> anyhow::Result<(Option<String>, Map<String, Value>)> {
+    let shown = file.display();
+    let text = rest::read(&file.to_string_lossy()).with_context(|| format!("cannot read {shown}"))?;
+    parsed(&text).with_context(|| format!("{shown}"))
+}
+
+fn parsed(text: &str) -> anyhow::Result<(Option<String>, Map<String, Value>)> {
+    let document = yaml::read(text.as_bytes())?;
+    if document.has_more {
+        return Err(anyhow!("it has more than one YAML document; an assignment has one configuration"));
+    }
+    let root = document.root.ok_or_else(|| anyhow!("it is empty"))?;
+    let Value::Object(mut whole) = yaml::json(&root)? else {
+        return Err(anyhow!("it is no map; expected a configuration, or its properties"));
+    };
+    let name = whole.get("name").and_then(Value::as_str).map(str::to_owned);
+    match whole.remove("properties") {
+        Some(Value::Object(properties)) => Ok((name, properties)),
+        Some(_) => Err(anyhow!("its properties are no map")),
+        None if whole.contains_key("apiVersion") => Err(anyhow!(
+            "it is an object of Kubernetes; expected the properties of a flux configuration, such as gitRepository and kustomizations"
+        )),
+        None => Ok((None, whole)),
+    }
+}
+
+/// `TAG=VALUE`; an empty value is one.
+fn tag(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((tag, value)) if !tag.is_empty() => Ok((tag.to_owned(), value.to_owned())),
+        _ => Err("expected TAG=VALUE, such as ring=canary".to_owned()),
+    }
+}
+
+fn failures(text: &str) -> Result<Failures, String> {
+    let wrong = || "expected a number of clusters such as 3, or a share such as 10%".to_owned();
+    match text.strip_suffix('%') {
+        Some(percent) => {
+            percent.parse().ok().filter(|percent| *percent <= 100).map(Failures::Percent).ok_or_else(wrong)
+        }
+        None => text.parse().ok().filter(|number| *number <= i32::MAX as u32).map(Failures::Number).ok_or_else(wrong),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn g13_file_is_a_configuration_or_its_properties_in_yaml_1_2_or_json() {
+        let yaml =
+            "sourceKind: GitRepository\nsuspend: no\ngitRepository:\n  url: https://x/y.git\n  timeoutInSeconds: 90\n";
+        let (name, own) = parsed(yaml).unwrap();
+        // `no` is a text in YAML 1.2, and the gateway says that it must be true or false.
+        assert_eq!(
+            (name, &own["suspend"], &own["gitRepository"]["timeoutInSeconds"]),
+            (None, &json!("no"), &json!(90))
+        );
+        let whole = r#"{"name": "shop", "properties": {"suspend": true}}"#;
+        assert_eq!(
+            parsed(whole).unwrap(),
+            (Some("shop".to_owned()), Map::from_iter([("suspend".to_owned(), json!(true))]))
+        );
+        for bad in ["", "- a", "a: 1\n---\nb: 2", "apiVersion: v1\nkind: Secret", "properties: 3", "a: [", "{a: 1}: 2"]
+        {
+            assert!(parsed(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn g13_bounds_and_tags_are_read_as_typed() {
+        assert_eq!((failures("3"), failures("10%")), (Ok(Failures::Number(3)), Ok(Failures::Percent(10))));
+        for bad in ["", "%", "-1", "101%", "1.5", "9999999999"] {
+            assert!(failures(bad).is_err(), "{bad}");
+        }
+        assert_eq!(tag("ring=a=b"), Ok(("ring".to_owned(), "a=b".to_owned())));
+        assert!(tag("ring").is_err() && tag("=x").is_err());
+    }
+
+    #[test]
+    fn g13_summary_says_why_it_is_paused() {
+        let counts = json!({"matched": 4, "compliant": 1, "nonCompliant": 1, "failed": 1, "pending": 1});
+        let shown = json!({"properties": {"state": "Paused", "stateReason": "Somebody paused it.", "counts": counts}});
+        assert_eq!(
+            summary(&shown),
+            "Paused (Somebody paused it.): 1 of 4 clusters comply, 1 do not, 1 failed, 1 pending"
+        );
+    }
+}
