@@ -1,11 +1,12 @@
 //! The guide docs/gitops.md, typed as it stands there, in the real cluster and with a real Git server (docs/features.md
-//! G1, G2, G6, G9, G11).
+//! G1, G2, G6, G9, G11, G13).
 
 use std::{path::PathBuf, process::Command, time::Duration};
 
 use anyhow::{Context, ensure};
+use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
 use libtest_mimic::Trial;
-use serde_json::Value;
+use serde_json::{Value, json};
 use tests::{
     case::{Needs, installs},
     git::CREDENTIALS,
@@ -18,7 +19,7 @@ use crate::{
 };
 
 pub fn tests() -> Vec<Trial> {
-    vec![installs("gitops_guide::g1_g6_g9_g11_commands_of_the_guide_work", Needs::Pods, guide)]
+    vec![installs("gitops_guide::g1_g6_g9_g11_g13_commands_of_the_guide_work", Needs::Pods, guide)]
 }
 
 /// The folder in which the commands are typed.
@@ -33,6 +34,8 @@ impl Desk<'_> {
     fn type_in(&self, block: &str) -> anyhow::Result<Output> {
         let script = block
             .replace("-g edge -c shop", &format!("-g {GROUP} -c c1"))
+            .replace("-g edge -n shop", &format!("-g {GROUP} -n c1"))
+            .replace("-g edge", &format!("-g {GROUP}"))
             .replace("https://git.example.org/team/fleet.git", &self.url)
             .replace("--https-user reader", &format!("--https-user {}", CREDENTIALS.0));
         let programs = binary("towline").parent().context("a folder")?.to_owned();
@@ -52,7 +55,7 @@ impl Desk<'_> {
 fn guide() -> anyhow::Result<()> {
     let text = std::fs::read_to_string(root().join("docs/gitops.md"))?;
     let blocks: Vec<&str> = text.split("```sh\n").skip(1).filter_map(|rest| rest.split("```").next()).collect();
-    let [catalogued, create, look, change, delete] = blocks.as_slice() else {
+    let [catalogued, create, look, change, delete, assign, withdraw] = blocks.as_slice() else {
         anyhow::bail!("{} blocks of commands in the guide", blocks.len());
     };
     let gitops = Gitops::start("gitops-guide", &[])?;
@@ -99,5 +102,37 @@ fn guide() -> anyhow::Result<()> {
         Ok(left.text().trim().is_empty())
     })
     .with_context(|| gitops.state())?;
+    fleet(&desk, assign, withdraw)?;
     gitops.end()
+}
+
+/// The step that gives a configuration to clusters by their tags.
+fn fleet(desk: &Desk<'_>, assign: &str, withdraw: &str) -> anyhow::Result<()> {
+    let gitops = desk.gitops;
+    let properties = json!({
+        "namespace": "fleet",
+        "gitRepository": {
+            "url": desk.url, "repositoryRef": {"branch": "main"}, "httpsUser": CREDENTIALS.0,
+            "httpsCACert": BASE64.encode(&gitops.server.ca),
+        },
+        "kustomizations": {"infra": {"path": "./infra", "prune": true}},
+        "configurationProtectedSettings": {"httpsKey": BASE64.encode(CREDENTIALS.1)},
+    });
+    std::fs::write(desk.folder.join("fleet.yaml"), properties.to_string())?;
+    let told = desk.type_in(assign)?;
+    ensure!(!(told.text() + &told.err).contains(CREDENTIALS.1), "{}", told.text());
+    let show = ["flux", "assignment", "show", "-g", GROUP, "-n", "canaries", "-o", "json"];
+    eventually("the fleet complies", Duration::from_secs(120), || {
+        let shown: Value = serde_json::from_str(&gitops.site.ok(&show)?.text())?;
+        let own = &shown["properties"];
+        Ok(own["state"] == "Complete" && own["counts"]["compliant"] == 1 && shown["clusters"][0]["name"] == "c1")
+    })
+    .with_context(|| gitops.state())?;
+    desk.type_in(withdraw)?;
+    eventually("what the assignment made is gone", Duration::from_secs(90), || {
+        let left = gitops.admin.run(&["-n", "fleet", "get", "configmap", "db", "-o", "name"])?;
+        Ok(left.text().trim().is_empty())
+    })
+    .with_context(|| gitops.state())?;
+    Ok(())
 }
