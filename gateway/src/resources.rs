@@ -8,12 +8,14 @@ pub mod extension;
 pub mod filter;
 pub mod fleet_assignment;
 pub mod flux_configuration;
+pub mod flux_extension;
 pub mod followed;
 pub mod registrations;
 pub mod resource_group;
 pub mod role_assignment;
 pub mod role_definition;
 pub mod schema;
+pub mod source_control_configuration;
 pub mod subscription;
 
 use futures_util::future::BoxFuture;
@@ -42,6 +44,7 @@ pub static KINDS: &[&dyn Kind] = &[
     &connected_cluster::ConnectedClusters,
     &extension::Extensions,
     &flux_configuration::FluxConfigurations,
+    &source_control_configuration::SourceControlConfigurations,
     &fleet_assignment::FleetAssignments,
     &role_definition::RoleDefinitions,
     &role_assignment::RoleAssignments,
@@ -213,6 +216,11 @@ pub trait Kind: Send + Sync {
     /// Whether a deletion is a long-running operation.
     fn deletes_slowly(&self) -> bool {
         false
+    }
+
+    /// The status of the answer to a deletion that goes on as an operation. Clients of some kinds take no other.
+    fn deletion_begins_with(&self) -> StatusCode {
+        StatusCode::ACCEPTED
     }
 
     /// Whether the store keeps a row of agents beside each.

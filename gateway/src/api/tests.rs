@@ -25,6 +25,7 @@ mod refusals;
 mod semantics;
 mod sessions;
 mod size;
+mod source_control_configurations;
 
 use super::*;
 use crate::{

@@ -574,7 +574,7 @@ async fn take_away(
         batch.without = without;
         match call.control.write(&batch).await? {
             Ok(_) if operation.is_some() => {
-                return Ok(operations::announce(call, empty(StatusCode::ACCEPTED), operation.as_ref()));
+                return Ok(operations::announce(call, empty(kind.deletion_begins_with()), operation.as_ref()));
             }
             Ok(_) => return Ok(json(StatusCode::OK, &read::show(call, kind, version, &old).await?)),
             Err(Refused::NotEmpty { .. }) => {

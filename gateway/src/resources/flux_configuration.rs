@@ -2,8 +2,7 @@
 //! keeps as they are there: `Microsoft.KubernetesConfiguration/fluxConfigurations` (docs/features.md G1-G11). What is
 //! written here is what is wanted; how far it is and what complies, the cluster tells, and that is shown with it.
 
-mod extension;
-mod rules;
+pub mod rules;
 
 use futures_util::future::BoxFuture;
 use serde_json::{Map, Value};
@@ -11,6 +10,7 @@ use types::api::ErrorDetail;
 
 use super::{
     Brought, Kind, Place, Showing, Writing,
+    flux_extension::{self, Needing},
     followed::{self, is_label},
     schema::{self, Bounds, Entries, Property, Type},
 };
@@ -30,6 +30,8 @@ pub struct FluxConfigurations;
 
 /// The full type.
 pub const NAME: &str = "Microsoft.KubernetesConfiguration/fluxConfigurations";
+/// What they say where they need Flux.
+const NEEDING: Needing = Needing { kind: NAME, plural: ("flux configurations", "Flux configurations") };
 /// Characters of the name of a configuration with that of a kustomization and the hyphen between them: the values of labels
 /// in the cluster have 63 at most, and the agent there takes no more than this.
 const LONGEST_NAME: usize = 62;
@@ -313,7 +315,7 @@ impl Kind for FluxConfigurations {
     }
 
     fn brings<'a>(&'a self, writing: &'a Writing<'a>) -> BoxFuture<'a, Result<Option<Brought>, ApiError>> {
-        Box::pin(extension::brought(writing))
+        Box::pin(flux_extension::brought(writing, NEEDING))
     }
 
     fn keeps<'a>(
@@ -321,7 +323,7 @@ impl Kind for FluxConfigurations {
         deleted: &'a Stored,
         control: &'a Control,
     ) -> BoxFuture<'a, Result<Option<(String, String)>, ApiError>> {
-        Box::pin(extension::kept_by(deleted, control))
+        Box::pin(flux_extension::kept_by(deleted, control, NEEDING))
     }
 
     fn show(&self, shown: &mut Map<String, Value>, _: &str, showing: &Showing<'_>) {

@@ -10,6 +10,7 @@
 //! | [`ids`] | cluster ids and addresses, stream and request ids, parsed once |
 //! | [`json`] | JSON objects that every reader reads alike |
 //! | [`limits`] | every bound on the wire, by name |
+//! | [`operator_params`] | parameters of Flux 1, as far as Flux 2 knows what they mean |
 //! | [`version`] | versions and features that hello negotiates |
 
 pub mod agent_api;
@@ -18,4 +19,5 @@ pub mod bearer;
 pub mod ids;
 pub mod json;
 pub mod limits;
+pub mod operator_params;
 pub mod version;

@@ -67,7 +67,7 @@ async fn site_with(flux: bool) -> Bench {
     site
 }
 
-async fn site() -> Bench {
+pub(super) async fn site() -> Bench {
     site_with(true).await
 }
 
@@ -789,7 +789,8 @@ async fn g1_the_provider_names_its_types() {
     let provider = site.call("owner", "GET", &path, None).await;
     let types: Vec<_> =
         provider.body["resourceTypes"].as_array().unwrap().iter().map(|one| one["resourceType"].clone()).collect();
-    assert_eq!(types, ["extensions", "fluxConfigurations", "extensionTypes"], "{}", provider.body);
+    let wanted = ["extensions", "fluxConfigurations", "sourceControlConfigurations", "extensionTypes"];
+    assert_eq!(types, wanted, "{}", provider.body);
 }
 
 #[tokio::test]

@@ -30,7 +30,11 @@ fn fault(faults: &mut Faults, code: &str, message: String, at: &str) {
     faults.push(ErrorDetail::new(code, message).at(format!("properties.{at}")));
 }
 
-pub(super) fn label(text: &str) -> Result<(), String> {
+/// A label of Kubernetes (RFC 1123).
+///
+/// # Errors
+/// What it must be.
+pub fn label(text: &str) -> Result<(), String> {
     if is_label(text, LABEL) {
         return Ok(());
     }
@@ -45,7 +49,11 @@ pub(super) fn object_name(text: &str) -> Result<(), String> {
     Err(format!("the name of a Kubernetes object: 1 to {OBJECT_NAME} lower-case letters, digits, '-' and '.'"))
 }
 
-pub(super) fn base64(text: &str) -> Result<(), String> {
+/// Base64 of something.
+///
+/// # Errors
+/// What it must be.
+pub fn base64(text: &str) -> Result<(), String> {
     match decode(text) {
         Some(bytes) if !bytes.is_empty() => Ok(()),
         _ => Err("base64 (RFC 4648 section 4) of something".to_owned()),
@@ -100,7 +108,11 @@ fn is_address(text: &str, schemes: &[&str], user: bool) -> bool {
     written && url.host_str().is_some_and(|host| !host.is_empty()) && !secret
 }
 
-pub(super) fn git_url(text: &str) -> Result<(), String> {
+/// The address of a Git repository, in each form that `git` and `az` take.
+///
+/// # Errors
+/// What it must be.
+pub fn git_url(text: &str) -> Result<(), String> {
     // As `git` and `az` take it, without a scheme.
     let short = text.strip_prefix("git@").and_then(|rest| rest.split_once(':')).is_some_and(|(host, path)| {
         is_visible(text, ADDRESS)

@@ -1,15 +1,14 @@
-//! The extension that flux configurations need (docs/features.md G2): Flux itself, and the agent that follows them. It is
-//! created with the first configuration of a cluster, and stays while there is one.
+//! The extension that configurations of GitOps need (docs/features.md G2): Flux itself, and the agent that follows them. It
+//! is created with the first configuration of a cluster, and stays while there is one.
 
 use http::StatusCode;
 use serde_json::{Value, json};
 use types::api::ResourceId;
 
-use super::NAME;
+use super::{Brought, Writing, extension};
 use crate::{
     api_error::ApiError,
     control::{Control, objects::OF_A_CLUSTER},
-    resources::{Brought, Writing, extension},
     store::{StoreError, resources::Stored},
     stored::{last_name, properties},
 };
@@ -20,7 +19,16 @@ const CALLED: &str = "flux";
 /// Configurations that a refusal names at most.
 const NAMED: usize = 10;
 
-/// Whether this is one.
+/// A kind of resource that needs Flux.
+#[derive(Debug, Clone, Copy)]
+pub struct Needing {
+    /// Its full type.
+    pub kind: &'static str,
+    /// Several of them, in the middle of a sentence and at its beginning.
+    pub plural: (&'static str, &'static str),
+}
+
+/// Whether an extension is Flux.
 fn is_flux(stored: &Stored) -> bool {
     let kind = stored.body.as_object().and_then(properties).and_then(|own| own.get("extensionType")?.as_str());
     stored.kind.eq_ignore_ascii_case(extension::NAME) && kind.is_some_and(|kind| kind.eq_ignore_ascii_case(TYPE))
@@ -38,7 +46,7 @@ fn conflict(code: &str, message: impl Into<String>) -> ApiError {
 }
 
 /// The extension that a new configuration comes with, or that stays because of it.
-pub(super) async fn brought(writing: &Writing<'_>) -> Result<Option<Brought>, ApiError> {
+pub async fn brought(writing: &Writing<'_>, needing: Needing) -> Result<Option<Brought>, ApiError> {
     let cluster = writing.id.parent_key();
     // Where there is no cluster, the write says so.
     if writing.control.store.get(cluster).await?.is_none() {
@@ -53,16 +61,17 @@ pub(super) async fn brought(writing: &Writing<'_>) -> Result<Option<Brought>, Ap
         }
         return Ok(Some(Brought::Kept(flux.key.clone())));
     }
+    let plural = needing.plural.1;
     let known = writing.control.catalogue().is_some_and(|index| index.extension_type(TYPE).is_some());
     if !known {
         let message = format!(
-            "Flux configurations need the extension type {TYPE} in the cluster, and this gateway's catalogue of extensions has none: ask whoever runs the gateway to add it ([api] catalogue_dir)."
+            "{plural} need the extension type {TYPE} in the cluster, and this gateway's catalogue of extensions has none: ask whoever runs the gateway to add it ([api] catalogue_dir)."
         );
         return Err(conflict("FluxExtensionNotAvailable", message));
     }
     if extensions.iter().any(|stored| last_name(&stored.key) == CALLED) {
         let message = format!(
-            "Flux configurations need an extension of type {TYPE}, and the name '{CALLED}' is that of another one: create it under another name first (towline extension create --extension-type {TYPE})."
+            "{plural} need an extension of type {TYPE}, and the name '{CALLED}' is that of another one: create it under another name first (towline extension create --extension-type {TYPE})."
         );
         return Err(conflict("FluxExtensionNameTaken", message));
     }
@@ -73,13 +82,17 @@ pub(super) async fn brought(writing: &Writing<'_>) -> Result<Option<Brought>, Ap
 }
 
 /// Whether configurations need what is to be deleted; if not, none may come meanwhile.
-pub(super) async fn kept_by(deleted: &Stored, control: &Control) -> Result<Option<(String, String)>, ApiError> {
+pub async fn kept_by(
+    deleted: &Stored,
+    control: &Control,
+    needing: Needing,
+) -> Result<Option<(String, String)>, ApiError> {
     if !is_flux(deleted) {
         return Ok(None);
     }
-    let users = children(control, NAME, &deleted.parent).await?;
+    let users = children(control, needing.kind, &deleted.parent).await?;
     if users.is_empty() {
-        return Ok(Some((NAME.to_ascii_lowercase(), deleted.parent.clone())));
+        return Ok(Some((needing.kind.to_ascii_lowercase(), deleted.parent.clone())));
     }
     let mut names: Vec<&str> = users.iter().take(NAMED).map(|user| last_name(&user.id)).collect();
     let more = format!("{} more", users.len() - names.len());
@@ -87,8 +100,9 @@ pub(super) async fn kept_by(deleted: &Stored, control: &Control) -> Result<Optio
         names.push(&more);
     }
     let message = format!(
-        "The extension '{}' applies the flux configurations of this cluster; delete these first: {}.",
+        "The extension '{}' applies the {} of this cluster; delete these first: {}.",
         last_name(&deleted.id),
+        needing.plural.0,
         names.join(", ")
     );
     Err(conflict("ExtensionInUse", message))
