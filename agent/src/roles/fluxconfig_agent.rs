@@ -1,4 +1,5 @@
-//! Makes flux configurations Flux's own objects (docs/features.md G1): follows what the gateway wants, writes it down as
+//! Makes flux configurations, and source control configurations of the time of Flux 1, Flux's own objects (docs/features.md
+//! G1, G10): follows what the gateway wants, writes it down as
 //! custom resources, makes sources, Kustomizations and what they need of them, and tells what Flux says: whether each
 //! object complies, at which commit, and what is wrong. Flux pulls and applies by itself: while the link is down, and also
 //! while this role is.
@@ -9,6 +10,7 @@
 //! |---|---|
 //! | [`objects`](super::objects) | what is wanted and how far it is, as for every kind |
 //! | [`spec`] | a configuration's properties |
+//! | [`config_agent`] | the same of a source control configuration |
 //! | [`pins`] | whether it is allowed here |
 //! | [`key`] | keys of SSH |
 //! | [`render`] | the configuration as Flux's objects |
@@ -18,6 +20,7 @@
 //! | [`comply`] | what that means for the configuration and each of its objects |
 
 pub mod comply;
+pub mod config_agent;
 pub mod converge;
 pub mod key;
 pub mod pins;
@@ -29,7 +32,11 @@ pub mod views;
 #[cfg(test)]
 mod tests;
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
 
 use daemon::Shutdown;
 use futures_util::future::BoxFuture;
@@ -38,12 +45,23 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use types::ids::ClusterId;
 
-use self::{converge::Converge, views::Views};
+use self::{
+    config_agent::GitConfigs,
+    converge::{Converge, Placed},
+    spec::{Properties, Secrets},
+    views::Views,
+};
 use super::{
     Entry, Role,
     health::Reporter,
     objects::{
-        Kind, follow::Follow, gateway::Gateway, parts::Ledger, progress::Progress, report::Report, state::Status,
+        Kind,
+        follow::Follow,
+        gateway::Gateway,
+        parts::Ledger,
+        progress::Progress,
+        report::Report,
+        state::{Problem, Status, Wanted},
         store::Store,
     },
 };
@@ -108,7 +126,8 @@ impl Kind for FluxConfigs {
         status.record.own.applied.is_some()
     }
 
-    fn details(shown: &Shown) -> Option<Value> {
+    fn details(status: &Status<Self>) -> Option<Value> {
+        let shown = &status.shown;
         let all = [
             ("complianceState", &shown.compliance_state),
             ("errorMessage", &shown.error_message),
@@ -120,6 +139,84 @@ impl Kind for FluxConfigs {
         let said = all.into_iter().filter_map(|(name, value)| Some((name.to_owned(), json!(value.as_ref()?))));
         let said: serde_json::Map<_, _> = said.collect();
         (!said.is_empty()).then_some(Value::Object(said))
+    }
+}
+
+impl Configurations for FluxConfigs {
+    fn properties(wanted: &Wanted) -> Result<Properties, Problem> {
+        Properties::read(&wanted.properties)
+    }
+
+    fn owner(name: &str) -> String {
+        name.to_owned()
+    }
+
+    fn owned(owner: &str) -> Option<&str> {
+        GitConfigs::owned(owner).is_none().then_some(owner)
+    }
+
+    fn at(namespace: &str) -> Value {
+        json!({ "namespace": namespace })
+    }
+}
+
+/// A kind of configurations that become Flux's objects.
+pub trait Configurations: Kind<Shown = Shown, Own = Own> {
+    /// What is wanted, as the properties of a flux configuration, without what is secret.
+    ///
+    /// # Errors
+    /// What does not fit.
+    fn properties(wanted: &Wanted) -> Result<Properties, Problem>;
+
+    /// Puts what is secret into properties that are none in a flux configuration.
+    ///
+    /// # Errors
+    /// What does not fit.
+    fn reveal(properties: &mut Properties, secrets: &Secrets) -> Result<(), Problem> {
+        let _ = (properties, secrets);
+        Ok(())
+    }
+
+    /// What Flux's objects of a configuration are named after and labelled with. No two kinds have one in common.
+    fn owner(name: &str) -> String;
+
+    /// The name of the configuration of this kind that owns something.
+    fn owned(owner: &str) -> Option<&str>;
+
+    /// Properties of one of which the namespace alone is known.
+    fn at(namespace: &str) -> Value;
+
+    /// What is to be told of one that is fine.
+    fn remark(wanted: &Wanted) -> Option<String> {
+        let _ = wanted;
+        None
+    }
+}
+
+/// What keeps the kinds of configurations from being worked at, as one state of the role.
+pub struct Troubles {
+    /// How the role fares.
+    health: Reporter,
+    of: Mutex<BTreeMap<&'static str, (&'static str, String)>>,
+}
+
+impl Troubles {
+    /// None yet.
+    pub fn new(health: Reporter) -> Self {
+        Self { health, of: Mutex::default() }
+    }
+
+    /// What keeps a kind, named by its full type, from being worked at; nothing any more.
+    pub fn say(&self, kind: &'static str, trouble: Option<(&'static str, String)>) {
+        let mut all = self.of.lock().unwrap_or_else(PoisonError::into_inner);
+        match trouble {
+            Some(trouble) => drop(all.insert(kind, trouble)),
+            None => drop(all.remove(kind)),
+        }
+        match all.values().next() {
+            Some((reason, message)) => self.health.failing(reason, message),
+            None => self.health.running(),
+        }
     }
 }
 
@@ -187,35 +284,80 @@ pub struct FluxconfigAgent<G> {
 impl<G: Gateway> FluxconfigAgent<G> {
     /// Works until it is dropped.
     pub async fn work(&self) {
-        let store = Store::new(self.client.clone());
-        // What is there is known before the gateway says what is wanted.
+        let views = Views::new(self.client.clone());
+        let flux = Store::<FluxConfigs>::new(self.client.clone());
+        let git = Store::<GitConfigs>::new(self.client.clone());
+        let shared = Shared {
+            views: &views,
+            turn: &tokio::sync::Mutex::default(),
+            troubles: &Troubles::new(self.health.clone()),
+        };
+        // What has scopes in the same namespaces is known before anything is given rights there.
+        tokio::join!(self.load(&flux, shared.troubles), self.load(&git, shared.troubles));
+        let of_flux = || Placed::all::<FluxConfigs>(&flux);
+        let of_git = || Placed::all::<GitConfigs>(&git);
+        let ledger = Ledger::default();
+        let seen: BoxFuture<'_, ()> = Box::pin(views.run());
+        let flux: BoxFuture<'_, ()> = Box::pin(self.work_at(&flux, &of_git, Some(&ledger), &shared));
+        let git: BoxFuture<'_, ()> = Box::pin(self.work_at(&git, &of_flux, None, &shared));
+        tokio::join!(seen, flux, git);
+    }
+
+    /// Reads what there is of a kind, unless this agent cannot have any.
+    async fn load<K: Configurations>(&self, store: &Store<K>, troubles: &Troubles) {
         while let Err(problem) = store.load().await {
-            self.health.failing("NotLoaded", &problem);
+            troubles.say(K::TYPE, Some(("NotLoaded", problem)));
+            if store.is_absent() {
+                return;
+            }
             tokio::time::sleep(LOAD_AGAIN).await;
         }
-        let (views, ledger) = (Views::new(self.client.clone()), Ledger::default());
-        let follow = Follow::new(&self.gateway, &store, &self.cluster);
+    }
+
+    /// Works at one kind of configurations. `others`: what is known of those of other kinds.
+    async fn work_at<K: Configurations>(
+        &self,
+        store: &Store<K>,
+        others: &(dyn Fn() -> Vec<Placed> + Send + Sync),
+        ledger: Option<&Ledger>,
+        shared: &Shared<'_>,
+    ) {
+        // What is there is known before the gateway says what is wanted; the other kinds do not wait for this one.
+        while store.is_absent() {
+            tokio::time::sleep(LOAD_AGAIN).await;
+            self.load(store, shared.troubles).await;
+        }
+        let follow = Follow::new(&self.gateway, store, &self.cluster);
         let converge = Converge {
             client: &self.client,
-            store: &store,
+            store,
+            others,
+            turn: shared.turn,
             follow: &follow,
-            views: &views,
-            ledger: &ledger,
+            views: shared.views,
+            ledger,
             settings: &self.settings,
-            progress: Progress::new(&store, self.clock.clone()),
+            progress: Progress::new(store, self.clock.clone()),
             clock: self.clock.clone(),
-            health: self.health.clone(),
+            troubles: shared.troubles,
             made: Default::default(),
             memory: Default::default(),
             apart: Default::default(),
             orphans: Default::default(),
         };
-        let report = Report { gateway: &self.gateway, store: &store, follow: &follow, parts: Some(&ledger) };
-        let (follow, seen): (BoxFuture<'_, ()>, BoxFuture<'_, ()>) = (Box::pin(follow.run()), Box::pin(views.run()));
+        let report = Report { gateway: &self.gateway, store, follow: &follow, parts: ledger };
+        let follow: BoxFuture<'_, ()> = Box::pin(follow.run());
         let (converge, report): (BoxFuture<'_, ()>, BoxFuture<'_, ()>) =
             (Box::pin(converge.run()), Box::pin(report.run()));
-        tokio::join!(follow, seen, converge, report);
+        tokio::join!(follow, converge, report);
     }
+}
+
+/// What the kinds of configurations share.
+struct Shared<'a> {
+    views: &'a Views,
+    turn: &'a tokio::sync::Mutex<()>,
+    troubles: &'a Troubles,
 }
 
 impl<G: Gateway> Role for FluxconfigAgent<G> {

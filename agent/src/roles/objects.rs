@@ -1,5 +1,5 @@
 //! What the gateway wants in a cluster beside its agents, kind by kind: extensions (docs/features.md E1) and flux
-//! configurations (G1). A role that looks after a [`Kind`] follows what is wanted, does it in a way of its own, and tells
+//! configurations (G1, G10). A role that looks after a [`Kind`] follows what is wanted, does it in a way of its own, and tells
 //! how far it is; all but the middle is here.
 //!
 //! | part | what it does |
@@ -68,8 +68,8 @@ pub trait Kind: Debug + Clone + Default + PartialEq + Eq + Send + Sync + 'static
 
     /// What is told of it beside what is told of every kind
     /// ([`ObjectStatus::details`](types::agent_api::ObjectStatus::details)).
-    fn details(shown: &Self::Shown) -> Option<Value> {
-        let _ = shown;
+    fn details(status: &Status<Self>) -> Option<Value> {
+        let _ = status;
         None
     }
 }

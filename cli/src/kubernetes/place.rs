@@ -62,8 +62,10 @@ pub const CONNECTED_CLUSTER: Kind = kind("towline.io", "v1alpha1", "ConnectedClu
 pub const EXTENSION_CONFIG: Kind = kind("towline.io", "v1alpha1", "ExtensionConfig", "extensionconfigs", true);
 /// What is wanted of flux configurations, and what the fluxconfig-agent tells of them.
 pub const FLUX_CONFIG: Kind = kind("towline.io", "v1alpha1", "FluxConfig", "fluxconfigs", true);
+/// The same of source control configurations.
+pub const GIT_CONFIG: Kind = kind("towline.io", "v1alpha1", "GitConfig", "gitconfigs", true);
 /// Kinds of ours: their objects go with their definition.
-pub const OURS: [Kind; 3] = [CONNECTED_CLUSTER, EXTENSION_CONFIG, FLUX_CONFIG];
+pub const OURS: [Kind; 4] = [CONNECTED_CLUSTER, EXTENSION_CONFIG, FLUX_CONFIG, GIT_CONFIG];
 
 /// Who has a role everywhere.
 pub const CLUSTER_ROLE_BINDING: Kind = kind(RBAC, "v1", "ClusterRoleBinding", "clusterrolebindings", false);

@@ -15,6 +15,7 @@ use super::{
 const CRD: &str = include_str!("../../../docker/chart/towline-agent/files/crd.yaml");
 const EXTENSION_CRD: &str = include_str!("../../../docker/chart/towline-agent/files/extensionconfigs.yaml");
 const FLUX_CRD: &str = include_str!("../../../docker/chart/towline-agent/files/fluxconfigs.yaml");
+const SOURCE_CONTROL_CRD: &str = include_str!("../../../docker/chart/towline-agent/files/gitconfigs.yaml");
 /// How long, in seconds, a pod may take at least that is told to end while it runs helm.
 const EXTENSION_GRACE_SECONDS: u64 = 60;
 /// Whom Secrets and ConfigMaps are readable for within a pod: everybody there, which is one container of a user whom
@@ -115,6 +116,7 @@ pub fn objects(values: &Values, namespace: &str) -> Vec<Value> {
     if values.extensions.enabled {
         all.push(definition(EXTENSION_CRD));
         all.push(definition(FLUX_CRD));
+        all.push(definition(SOURCE_CONTROL_CRD));
     }
     all.extend(rights::rights(values, namespace));
     all.extend(secrets(values, namespace));

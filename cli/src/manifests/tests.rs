@@ -223,9 +223,10 @@ fn cluster_admin_is_bound_only_with_extensions() {
         assert_eq!(accounts, expected, "{name}");
         let theirs = objects.iter().filter(|object| {
             let name = object["metadata"]["name"].as_str().unwrap_or_default();
-            name.contains(EXTENSIONS) || name.contains("extensionconfigs") || name.contains("fluxconfigs")
+            name.contains(EXTENSIONS)
+                || ["extensionconfigs", "fluxconfigs", "gitconfigs"].iter().any(|one| name.contains(one))
         });
-        assert_eq!(theirs.count(), if values.extensions.enabled { 6 } else { 0 }, "{name}");
+        assert_eq!(theirs.count(), if values.extensions.enabled { 7 } else { 0 }, "{name}");
     }
 }
 

@@ -13,7 +13,10 @@ use std::{
 use serde_json::{Value, json};
 use types::agent_api::{PART_BYTES, PARTS_OF_AN_OBJECT};
 
-use super::views::{Condition, FluxKind, View};
+use super::{
+    render::called,
+    views::{Condition, FluxKind, View},
+};
 use crate::roles::objects::{hidden::Hidden, state::bounded};
 
 /// How long what Flux said before holds while it looks again.
@@ -330,8 +333,9 @@ impl Material<'_> {
         if let Some((id, other)) = self.shared.first() {
             let (count, text) = (self.shared.len(), parse(id).map(|(ns, name, _, kind)| format!("{kind} {ns}/{name}")));
             let shared = format!(
-                "{count} objects are also applied by another configuration, and each undoes what the other does: {} by {other}; leave them in one of the two repositories",
-                text.unwrap_or_else(|| id.clone())
+                "{count} objects are also applied by another configuration, and each undoes what the other does: {} by {}; leave them in one of the two repositories",
+                text.unwrap_or_else(|| id.clone()),
+                called(other)
             );
             report.error = report.error.take().or(Some(shared));
         }
@@ -381,7 +385,7 @@ impl Material<'_> {
                     if let Some((_, other)) = self.shared.iter().find(|(one, _)| one == id) {
                         value["statusConditions"] = json!([{
                             "type": "Shared", "status": "True", "reason": "AppliedTwice",
-                            "message": format!("it is also applied by the configuration {other}"),
+                            "message": format!("it is also applied by the {}", called(other)),
                         }]);
                     }
                     value
@@ -611,7 +615,7 @@ mod tests {
             shared: &found["web"],
         }
         .report(false, 10);
-        assert!(told.error.unwrap().contains("Deployment team/two by shop"));
+        assert!(told.error.unwrap().contains("Deployment team/two by configuration shop"));
         assert_eq!(told.parts["team_two_apps_Deployment"]["statusConditions"][0]["type"], "Shared");
     }
 }

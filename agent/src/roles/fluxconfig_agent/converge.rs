@@ -1,9 +1,9 @@
-//! Makes the cluster what is wanted of flux configurations: each as Flux's objects and what they need, compared again
+//! Makes the cluster what is wanted of a kind of configurations: each as Flux's objects and what they need, compared again
 //! whenever something of it changes, and now and then. What the owner of the cluster does not allow is suspended before
 //! anything else. What Flux says of it becomes the configuration's status.
 
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant, SystemTime},
 };
@@ -12,7 +12,7 @@ use kube::{Client, ResourceExt as _, api::DeleteParams};
 use types::agent_api::ObjectState;
 
 use super::{
-    FluxConfigs, Own, Shown,
+    Configurations, Own, Shown, Troubles,
     comply::{self, Compliance, Judged, Material, Memory},
     key::KeyPair,
     pins,
@@ -25,22 +25,17 @@ use crate::{
     chain,
     config::Gitops,
     identity::{clock::SharedClock, parse, spell},
-    roles::{
-        health::Reporter,
-        objects::{
-            follow::Follow,
-            gateway::Gateway,
-            hidden::Hidden,
-            parts::Ledger,
-            progress::{Progress, operation, working},
-            state::{Fault, Happened, Item, Phase, Problem, Record, Status, Told, Wanted},
-            store::{CONTENT, Store, content},
-        },
+    roles::objects::{
+        follow::Follow,
+        gateway::Gateway,
+        hidden::Hidden,
+        parts::Ledger,
+        progress::{Progress, operation, working},
+        state::{Fault, Happened, Item, Phase, Problem, Record, Status, Told, Wanted},
+        store::{CONTENT, Store, content},
     },
 };
 
-/// A flux configuration.
-type Config = Item<FluxConfigs>;
 /// The generations of Flux's objects, by kind and name.
 type Generations = HashMap<(FluxKind, String), i64>;
 
@@ -61,25 +56,29 @@ const FAILING_MAX: usize = 10;
 const SHARED_MAX: usize = 50;
 
 /// Makes the cluster what is wanted.
-pub struct Converge<'a, G> {
+pub struct Converge<'a, G, K: Configurations> {
     /// To the apiserver.
     pub client: &'a Client,
     /// What is wanted, and how far it is.
-    pub store: &'a Store<FluxConfigs>,
+    pub store: &'a Store<K>,
+    /// Configurations of other kinds that are in the same namespaces.
+    pub others: &'a (dyn Fn() -> Vec<Placed> + Send + Sync),
+    /// Held while one configuration is worked at, whatever its kind: they share namespaces and service accounts.
+    pub turn: &'a tokio::sync::Mutex<()>,
     /// Why protected settings are not here.
-    pub follow: &'a Follow<'a, G, FluxConfigs>,
+    pub follow: &'a Follow<'a, G, K>,
     /// What Flux says.
     pub views: &'a Views,
-    /// What is told of parts.
-    pub ledger: &'a Ledger,
+    /// What is told of parts, where the kind has some.
+    pub ledger: Option<&'a Ledger>,
     /// What the owner of the cluster allows.
     pub settings: &'a Gitops,
     /// Writes down how far each is.
-    pub progress: Progress<'a, FluxConfigs>,
+    pub progress: Progress<'a, K>,
     /// The time of day.
     pub clock: SharedClock,
-    /// How the role fares.
-    pub health: Reporter,
+    /// What keeps the role from working.
+    pub troubles: &'a Troubles,
     /// What was made of each in this process.
     pub made: Mutex<HashMap<String, Made>>,
     /// What Flux said before.
@@ -122,8 +121,40 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Where a configuration is, as others of its namespace see it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Placed {
+    /// What it is called in messages.
+    name: String,
+    /// Whose Flux's objects are.
+    owner: String,
+    /// When it came.
+    created: String,
+    deleting: bool,
+    made: Option<(String, Scope)>,
+    wanted: Option<(String, Scope)>,
+}
+
+impl Placed {
+    fn of<K: Configurations>(item: &Item<K>) -> Self {
+        Self {
+            name: format!("{} {}", K::NOUN, item.name),
+            owner: K::owner(&item.name),
+            created: item.created.clone(),
+            deleting: item.wanted.deleting,
+            made: made_in(item),
+            wanted: wanted_in(item),
+        }
+    }
+
+    /// All of a kind.
+    pub fn all<K: Configurations>(store: &Store<K>) -> Vec<Self> {
+        store.all().iter().map(Self::of).collect()
+    }
+}
+
 /// Where something was made of a configuration, and with whose rights; also while it is taken down.
-fn made_in(item: &Config) -> Option<(String, Scope)> {
+fn made_in<K: Configurations>(item: &Item<K>) -> Option<(String, Scope)> {
     let own = &item.status.record.own;
     let wanted = wanted_in(item);
     let Some(namespace) = own.namespace.clone() else {
@@ -135,16 +166,16 @@ fn made_in(item: &Config) -> Option<(String, Scope)> {
 }
 
 /// Where something is to be made, and with whose rights.
-fn wanted_in(item: &Config) -> Option<(String, Scope)> {
-    let properties = Properties::read(&item.wanted.properties).ok()?;
+fn wanted_in<K: Configurations>(item: &Item<K>) -> Option<(String, Scope)> {
+    let properties = K::properties(&item.wanted).ok()?;
     Some((properties.namespace().to_owned(), properties.scope().ok()?))
 }
 
-fn key_name(name: &str) -> String {
-    format!("fluxconfig-{name}-key")
+fn key_name<K: Configurations>(name: &str) -> String {
+    format!("{}-{name}-key", K::SECRET)
 }
 
-impl<G: Gateway> Converge<'_, G> {
+impl<G: Gateway, K: Configurations> Converge<'_, G, K> {
     /// Works for ever.
     pub async fn run(&self) {
         let (mut changes, mut seen) = (self.store.changes(), self.views.changes());
@@ -176,10 +207,7 @@ impl<G: Gateway> Converge<'_, G> {
     fn says(&self, problem: Option<(&'static str, String)>) {
         let follow = locked(&self.follow.problem).clone().map(|message| ("NotFollowed", message));
         let flux = || Some(("FluxNotRead", self.views.known().err().flatten()?));
-        match problem.or(follow).or_else(flux) {
-            Some((reason, message)) => self.health.failing(reason, &message),
-            None => self.health.running(),
-        }
+        self.troubles.say(K::TYPE, problem.or(follow).or_else(flux));
     }
 
     /// Looks at each; whether one is to be looked at again soon.
@@ -187,16 +215,19 @@ impl<G: Gateway> Converge<'_, G> {
         let mut soon = false;
         let shared = comply::shared(&self.views.kustomizations(), SHARED_MAX);
         for one in self.store.all() {
+            let _turn = self.turn.lock().await;
             let Some(item) = self.store.get(&one.name) else { continue };
             soon |= match item.wanted.deleting {
                 true => self.delete(&item).await,
-                false => self.step(&item, shared.get(&item.name).map_or(&[], Vec::as_slice)).await,
+                false => self.step(&item, shared.get(&K::owner(&item.name)).map_or(&[], Vec::as_slice)).await,
             };
         }
         soon |= self.orphans().await;
         let all = self.store.all();
         let names: Vec<_> = all.iter().map(|item| item.name.as_str()).collect();
-        self.ledger.keep(&names);
+        if let Some(ledger) = self.ledger {
+            ledger.keep(&names);
+        }
         locked(&self.made).retain(|name, _| names.contains(&name.as_str()));
         let uids = self.views.uids();
         locked(&self.memory).keep(|uid| uids.contains(uid));
@@ -204,7 +235,7 @@ impl<G: Gateway> Converge<'_, G> {
         soon
     }
 
-    async fn step(&self, item: &Config, shared: &[(String, String)]) -> bool {
+    async fn step(&self, item: &Item<K>, shared: &[(String, String)]) -> bool {
         if let Some(since) = item.wanted.since.filter(|since| item.status.record.since != Some(*since)) {
             return self.replace(item, Some(since)).await;
         }
@@ -233,14 +264,25 @@ impl<G: Gateway> Converge<'_, G> {
         if self.views.known().is_err() {
             return false;
         }
-        let (owners, listed) = (self.views.owners(), *locked(&self.follow.listed));
+        let listed = *locked(&self.follow.listed);
+        let owners = self
+            .views
+            .owners()
+            .into_iter()
+            .filter_map(|(owner, namespace)| Some((K::owned(&owner)?.to_owned(), namespace)));
+        let owners: BTreeMap<String, String> = owners.collect();
         let mut due = Vec::new();
         {
             let mut orphans = locked(&self.orphans);
             orphans.retain(|name, one| self.store.get(name).is_none() && (one.begun || owners.contains_key(name)));
             for (name, namespace) in owners {
                 if self.store.get(&name).is_none() && !orphans.contains_key(&name) {
-                    tracing::warn!(name, namespace, "there are objects of a flux configuration that is not known");
+                    tracing::warn!(
+                        name,
+                        namespace,
+                        kind = K::TYPE,
+                        "there are objects of a configuration that is not known"
+                    );
                     orphans.insert(name, Orphan { seen: Instant::now(), namespace, begun: false });
                     self.store.lost.notify_one();
                 }
@@ -252,7 +294,7 @@ impl<G: Gateway> Converge<'_, G> {
         }
         let mut soon = false;
         for (name, namespace) in due {
-            let properties = serde_json::json!({ "namespace": namespace });
+            let properties = K::at(&namespace);
             let item = Item {
                 name: name.clone(),
                 uid: String::new(),
@@ -262,6 +304,7 @@ impl<G: Gateway> Converge<'_, G> {
                 told: Told::default(),
                 bytes: 0,
             };
+            let _turn = self.turn.lock().await;
             match self.take_down(&item).await {
                 Ok(true) => drop(locked(&self.orphans).remove(&name)),
                 Ok(false) => soon = true,
@@ -272,7 +315,7 @@ impl<G: Gateway> Converge<'_, G> {
     }
 
     /// Of a configuration of which nothing was made.
-    async fn unmade(&self, item: &Config) -> Made {
+    async fn unmade(&self, item: &Item<K>) -> Made {
         let settings = match item.wanted.protected {
             Some(_) => self.store.protected(&item.name).await.unwrap_or_default(),
             None => Default::default(),
@@ -295,7 +338,7 @@ impl<G: Gateway> Converge<'_, G> {
     }
 
     /// Makes a configuration what is wanted.
-    async fn make(&self, item: &Config) -> Result<Made, Stop> {
+    async fn make(&self, item: &Item<K>) -> Result<Made, Stop> {
         let generation = item.wanted.generation;
         let stop = |what: &str| {
             let attempt = format!("{what}/{generation}");
@@ -344,7 +387,7 @@ impl<G: Gateway> Converge<'_, G> {
     }
 
     /// Protected settings have not come.
-    async fn without_settings(&self, item: &Config, tag: &str) -> Stop {
+    async fn without_settings(&self, item: &Item<K>, tag: &str) -> Stop {
         let why = self.follow.why_unprotected(&item.name, tag);
         let at_once = why.as_ref().is_some_and(|why| why.code == "ProtectedSettingsGone");
         let none =
@@ -355,8 +398,8 @@ impl<G: Gateway> Converge<'_, G> {
 
     /// What is wanted of a configuration, where its cluster lets it be: otherwise what there is of it must not run. What is
     /// there is judged too, as something else may be wanted that never comes about: it is suspended until it does.
-    async fn allowed(&self, item: &Config) -> Result<Properties, (&'static str, Problem)> {
-        let properties = Properties::read(&item.wanted.properties).map_err(|problem| ("properties", problem))?;
+    async fn allowed(&self, item: &Item<K>) -> Result<Properties, (&'static str, Problem)> {
+        let properties = K::properties(&item.wanted).map_err(|problem| ("properties", problem))?;
         pins::judge(self.settings, &properties, self.store.namespace()).map_err(|problem| ("pins", problem))?;
         self.only_scope(item, &properties).map_err(|problem| ("scope", problem))?;
         if properties.scope() == Ok(Scope::Namespace) {
@@ -374,36 +417,37 @@ impl<G: Gateway> Converge<'_, G> {
     }
 
     /// Whether what was made of a configuration is allowed in this cluster.
-    fn judge_made(&self, item: &Config) -> Result<(), Problem> {
+    fn judge_made(&self, item: &Item<K>) -> Result<(), Problem> {
         if let Some((namespace, scope)) = made_in(item) {
             pins::judge_place(self.settings, scope, &namespace, self.store.namespace())?;
         }
-        let views = self.views.of(&item.name);
+        let views = self.views.of(&K::owner(&item.name));
         let mut sources = views.iter().filter(|view| !view.deleting).filter_map(|view| view.from.as_ref());
         sources.try_for_each(|from| pins::judge_source(self.settings, || Ok(from.clone())))
     }
 
     /// Whether it was made in another namespace or with other rights: a configuration cannot be changed in that, so what is
     /// there is of another one of its name, which was removed while nobody told this cluster.
-    fn has_moved(&self, item: &Config) -> bool {
+    fn has_moved(&self, item: &Item<K>) -> bool {
         let Some(made) = made_in(item) else { return false };
-        let Ok(properties) = Properties::read(&item.wanted.properties) else { return false };
+        let Ok(properties) = K::properties(&item.wanted) else { return false };
         let moved = |scope| made != (properties.namespace().to_owned(), scope);
         properties.scope().is_ok_and(moved)
     }
 
     /// A namespace has one service account that applies, and so configurations of one scope: of those that have something
     /// there, also while they are taken down, and otherwise of the first one.
-    fn only_scope(&self, item: &Config, properties: &Properties) -> Result<(), Problem> {
+    fn only_scope(&self, item: &Item<K>, properties: &Properties) -> Result<(), Problem> {
         let (scope, namespace) = (properties.scope()?, properties.namespace());
-        let is_made = made_in(item).is_some();
-        for other in self.store.all().iter().filter(|other| other.name != item.name) {
-            let first = (&other.created, &other.name) < (&item.created, &item.name);
-            let waits = || wanted_in(other).filter(|_| !is_made && first && !other.wanted.deleting);
-            let Some((theirs, their_scope)) = made_in(other).or_else(waits) else { continue };
+        let own = Placed::of(item);
+        for other in Placed::all(self.store).into_iter().chain((self.others)()).filter(|other| other.owner != own.owner)
+        {
+            let first = (&other.created, &other.owner) < (&own.created, &own.owner);
+            let waits = own.made.is_none() && first && !other.deleting;
+            let Some((theirs, their_scope)) = other.made.or(other.wanted.filter(|_| waits)) else { continue };
             if theirs == namespace && their_scope != scope {
                 let message = format!(
-                    "the configuration {} of scope {} is in the namespace {namespace}, and one of scope {} there would share its service account: choose another namespace",
+                    "the {} of scope {} is in the namespace {namespace}, and one of scope {} there would share its service account: choose another namespace",
                     other.name,
                     their_scope.as_str(),
                     scope.as_str()
@@ -432,7 +476,7 @@ impl<G: Gateway> Converge<'_, G> {
     }
 
     /// What is to be made of it.
-    async fn prepare(&self, item: &Config, properties: &Properties) -> Result<Made, Problem> {
+    async fn prepare(&self, item: &Item<K>, properties: &Properties) -> Result<Made, Problem> {
         let not_read = |err| Problem::of(Fault::Cluster, "SecretNotRead", err);
         let settings = match item.wanted.protected {
             Some(_) => self.store.protected(&item.name).await.map_err(not_read)?,
@@ -440,14 +484,16 @@ impl<G: Gateway> Converge<'_, G> {
         };
         let secrets = Secrets(settings);
         let hidden = secrets.hidden();
-        let generated = match needs_key(properties, &secrets) {
+        let (mut properties, owner) = (properties.clone(), K::owner(&item.name));
+        K::reveal(&mut properties, &secrets)?;
+        let generated = match needs_key(&properties, &secrets) {
             true => Some(self.key(item).await?),
             false => None,
         };
         let configuration = Configuration {
-            name: &item.name,
+            name: &owner,
             generation: item.wanted.generation,
-            properties,
+            properties: &properties,
             secrets: &secrets,
             generated: generated.as_ref(),
         };
@@ -459,8 +505,8 @@ impl<G: Gateway> Converge<'_, G> {
     }
 
     /// The key of a configuration that has none of its own: the same one for its life.
-    async fn key(&self, item: &Config) -> Result<KeyPair, Problem> {
-        let name = key_name(&item.name);
+    async fn key(&self, item: &Item<K>) -> Result<KeyPair, Problem> {
+        let name = key_name::<K>(&item.name);
         let not_kept = |err: String| Problem::of(Fault::Cluster, "KeyNotKept", err);
         let found = self.store.secrets().get_opt(&name).await;
         let found = found.map_err(|err| not_kept(format!("the Secret {name} cannot be read: {}", chain(&err))))?;
@@ -483,15 +529,15 @@ impl<G: Gateway> Converge<'_, G> {
         Ok(pair)
     }
 
-    async fn keep_key(&self, item: &Config, pair: &KeyPair) -> Result<(), Problem> {
+    async fn keep_key(&self, item: &Item<K>, pair: &KeyPair) -> Result<(), Problem> {
         let not_kept = |err: String| Problem::of(Fault::Cluster, "KeyNotKept", err);
-        let mut secret = content(&key_name(&item.name), &pair.private).map_err(not_kept)?;
+        let mut secret = content(&key_name::<K>(&item.name), &pair.private).map_err(not_kept)?;
         secret.metadata.owner_references = Some(vec![self.store.owner(item)]);
         self.store.keep(secret, "the Secret of a generated key").await.map_err(not_kept)
     }
 
     /// Whether what is there is not what was made, or was not looked at for long.
-    fn differs(&self, item: &Config, made: &Made) -> bool {
+    fn differs(&self, item: &Item<K>, made: &Made) -> bool {
         let Some((at, generations)) = &made.applied else { return true };
         if at.elapsed() >= self.settings.resync_interval {
             return true;
@@ -499,7 +545,7 @@ impl<G: Gateway> Converge<'_, G> {
         if self.views.known().is_err() {
             return false;
         }
-        let views = self.views.of(&item.name);
+        let views = self.views.of(&K::owner(&item.name));
         let key = |view: &View| (view.kind, view.name.clone());
         let counts = |view: &&Arc<View>| !view.deleting || generations.contains_key(&key(view));
         let here: HashMap<_, _> = views.iter().filter(counts).map(|view| (key(view), view.generation)).collect();
@@ -507,7 +553,7 @@ impl<G: Gateway> Converge<'_, G> {
         here != *generations
     }
 
-    async fn begin(&self, item: &Config, made: &Made) {
+    async fn begin(&self, item: &Item<K>, made: &Made) {
         let is_new = item.status.observed_generation != item.wanted.generation || item.status.state.is_none();
         if !is_new && item.status.record.own.scope.is_some() {
             return;
@@ -519,8 +565,9 @@ impl<G: Gateway> Converge<'_, G> {
     }
 
     /// Makes everything; the generations of Flux's objects.
-    async fn apply(&self, item: &Config, wanted: &Rendered) -> Result<Generations, Problem> {
-        let (place, name) = (Place { client: self.client }, item.name.as_str());
+    async fn apply(&self, item: &Item<K>, wanted: &Rendered) -> Result<Generations, Problem> {
+        let (place, owner) = (Place { client: self.client }, K::owner(&item.name));
+        let name = owner.as_str();
         place.namespace(&wanted.namespace).await?;
         place.applier(&wanted.namespace, wanted.scope).await?;
         place.secrets(name, &wanted.namespace, &wanted.secrets).await?;
@@ -551,12 +598,12 @@ impl<G: Gateway> Converge<'_, G> {
     }
 
     /// It was applied.
-    async fn applied(&self, item: &Config, repaired: bool) {
+    async fn applied(&self, item: &Item<K>, repaired: bool) {
         let Some(known) = self.store.get(&item.name) else { return };
         let (mut status, generation, now) = (known.status, item.wanted.generation, self.clock.now());
         if status.record.own.applied == Some(generation) && status.record.failed.is_none() {
             // Looked at again; something may have been put right.
-            tracing::debug!(object = item.name, repaired, "a flux configuration was applied again");
+            tracing::debug!(object = item.name, repaired, "a configuration was applied again");
             return;
         }
         let phase = if status.record.own.applied.is_some() { Phase::Upgrade } else { Phase::Create };
@@ -569,20 +616,21 @@ impl<G: Gateway> Converge<'_, G> {
             &Happened { phase, warning: false, reason: "Applied", message, object: None },
             now,
         );
-        tracing::info!(object = item.name, generation, "a flux configuration was applied");
+        tracing::info!(object = item.name, generation, "a configuration was applied");
         self.progress.save(&item.name, &status).await;
     }
 
     /// Suspends whatever there is of a configuration that is not allowed.
-    async fn suspend(&self, item: &Config) -> Result<(), Problem> {
-        let all_suspended = self.views.known().is_ok() && self.views.of(&item.name).iter().all(|view| view.suspended);
+    async fn suspend(&self, item: &Item<K>) -> Result<(), Problem> {
+        let owner = K::owner(&item.name);
+        let all_suspended = self.views.known().is_ok() && self.views.of(&owner).iter().all(|view| view.suspended);
         if all_suspended {
             return Ok(());
         }
         locked(&self.made).remove(&item.name);
         let place = Place { client: self.client };
         let kinds = [FluxKind::Kustomization, FluxKind::GitRepository, FluxKind::Bucket, FluxKind::OciRepository];
-        for (kind, object) in place.list(&item.name, &kinds).await? {
+        for (kind, object) in place.list(&owner, &kinds).await? {
             if object.data["spec"]["suspend"] != true {
                 tracing::warn!(
                     object = item.name,
@@ -608,13 +656,15 @@ impl<G: Gateway> Converge<'_, G> {
             self.progress.save(name, &status).await;
             return waits;
         }
-        let mut report = self.report(name, made, shared);
+        let mut report = self.report(&K::owner(name), made, shared);
         let failed = status.error_info.as_ref().filter(|_| status.state == Some(ObjectState::Failed));
         if let Some(failed) = failed {
             report.error = Some(failed.message.clone());
             report.compliance = Compliance::NonCompliant;
         }
-        let news = self.ledger.set(name, std::mem::take(&mut report.parts));
+        report.error = report.error.take().or_else(|| K::remark(&item.wanted));
+        let parts = std::mem::take(&mut report.parts);
+        let news = self.ledger.is_some_and(|ledger| ledger.set(name, parts));
         let shown = Shown {
             compliance_state: Some(report.compliance.as_str().to_owned()),
             error_message: report.error.clone(),
@@ -671,7 +721,7 @@ impl<G: Gateway> Converge<'_, G> {
         (source, judged)
     }
 
-    fn tell_change(&self, status: &mut Status<FluxConfigs>, item: &Config, shown: &Shown, now: SystemTime) {
+    fn tell_change(&self, status: &mut Status<K>, item: &Item<K>, shown: &Shown, now: SystemTime) {
         let before = &status.shown;
         if before.compliance_state == shown.compliance_state
             && before.source_synced_commit_id == shown.source_synced_commit_id
@@ -694,8 +744,8 @@ impl<G: Gateway> Converge<'_, G> {
     /// It has succeeded when it was applied, and where it waits for that, when it complies or has waited long enough.
     fn settle(
         &self,
-        status: &mut Status<FluxConfigs>,
-        item: &Config,
+        status: &mut Status<K>,
+        item: &Item<K>,
         made: &Made,
         compliance: Compliance,
         now: SystemTime,
@@ -706,7 +756,7 @@ impl<G: Gateway> Converge<'_, G> {
         if !is_applied || is_done || status.record.failed.is_some() {
             return false;
         }
-        let wait = Properties::read(&item.wanted.properties).ok().and_then(|properties| properties.wait());
+        let wait = K::properties(&item.wanted).ok().and_then(|properties| properties.wait());
         let since = status.record.own.applied_at.as_deref().and_then(|at| parse(at).ok()).unwrap_or(now);
         let compliant = matches!(compliance, Compliance::Compliant | Compliance::Suspended);
         let is_over = |wait| since.checked_add(wait).is_some_and(|end| now >= end);
@@ -721,7 +771,7 @@ impl<G: Gateway> Converge<'_, G> {
     }
 
     /// Takes down what a configuration of this name before it left.
-    async fn replace(&self, item: &Config, since: Option<i64>) -> bool {
+    async fn replace(&self, item: &Item<K>, since: Option<i64>) -> bool {
         let attempt = format!("replace/{}", item.wanted.generation);
         if item.status.is_put_off(&attempt, self.clock.now()) {
             return false;
@@ -743,7 +793,7 @@ impl<G: Gateway> Converge<'_, G> {
     }
 
     /// Takes a configuration down; whether it is to be looked at again soon.
-    async fn delete(&self, item: &Config) -> bool {
+    async fn delete(&self, item: &Item<K>) -> bool {
         let generation = item.wanted.generation;
         if item.status.state == Some(ObjectState::Deleted) && item.status.observed_generation == generation {
             return false;
@@ -765,7 +815,7 @@ impl<G: Gateway> Converge<'_, G> {
                 let happened =
                     Happened { phase: Phase::Delete, warning: false, reason: "Succeeded", message, object: None };
                 status.event(operation(item), &happened, now);
-                tracing::info!(object = item.name, "a flux configuration is gone");
+                tracing::info!(object = item.name, "a configuration is gone");
                 self.progress.save(&item.name, &status).await;
                 false
             }
@@ -777,8 +827,9 @@ impl<G: Gateway> Converge<'_, G> {
     }
 
     /// Removes what a configuration made, first what applies, so that Flux removes what it applied; whether all is gone.
-    async fn take_down(&self, item: &Config) -> Result<bool, Problem> {
+    async fn take_down(&self, item: &Item<K>) -> Result<bool, Problem> {
         let (now, name, place) = (self.clock.now(), item.name.as_str(), Place { client: self.client });
+        let owner = K::owner(name);
         locked(&self.made).remove(name);
         let mut status = item.status.clone();
         if status.record.own.deleting_since.is_none() {
@@ -788,12 +839,12 @@ impl<G: Gateway> Converge<'_, G> {
             let message = "it is being taken down";
             let happened = Happened { phase: Phase::Delete, warning: false, reason: "Started", message, object: None };
             status.event(operation(item), &happened, now);
-            tracing::info!(object = item.name, "a flux configuration is taken down");
+            tracing::info!(object = item.name, "a configuration is taken down");
             self.progress.save(name, &status).await;
         }
         let steps: [(&[FluxKind], Duration); 2] = [(&[FluxKind::Kustomization], PRUNED), (&FluxKind::SOURCES, LET_GO)];
         for (kinds, bound) in steps {
-            let left = place.list(name, kinds).await?;
+            let left = place.list(&owner, kinds).await?;
             if left.is_empty() {
                 continue;
             }
@@ -807,7 +858,7 @@ impl<G: Gateway> Converge<'_, G> {
                         if spec["suspend"] == true && spec["prune"] == true {
                             stays.push(object.name_any());
                         }
-                        place.delete(kind, name, &object).await?;
+                        place.delete(kind, &owner, &object).await?;
                     }
                     Some(passed) if passed >= bound => {
                         if place.let_go(kind, &object).await? {
@@ -831,17 +882,16 @@ impl<G: Gateway> Converge<'_, G> {
         let wanted = wanted_in(item).map(|(namespace, _)| namespace).filter(usable);
         let namespaces: BTreeSet<_> = item.status.record.own.namespace.clone().into_iter().chain(wanted).collect();
         for namespace in &namespaces {
-            place.secrets(name, namespace, &Default::default()).await?;
-            let is_here = |(theirs, _): (String, Scope)| theirs == *namespace;
-            let has_objects =
-                |other: &Config| self.views.of(&other.name).iter().any(|view| view.namespace == *namespace);
-            let uses =
-                |other: &Config| other.name != item.name && (made_in(other).is_some_and(is_here) || has_objects(other));
-            if !self.store.all().iter().any(uses) {
+            place.secrets(&owner, namespace, &Default::default()).await?;
+            let is_here = |(theirs, _): &(String, Scope)| theirs == namespace;
+            let uses = |other: &Placed| other.owner != owner && other.made.as_ref().is_some_and(is_here);
+            let is_used = Placed::all(self.store).iter().chain(&(self.others)()).any(uses);
+            let has_objects = self.views.owners_in(namespace).iter().any(|other| *other != owner);
+            if !is_used && !has_objects {
                 place.remove_applier(namespace).await?;
             }
         }
-        match self.store.secrets().delete(&key_name(name), &DeleteParams::default()).await {
+        match self.store.secrets().delete(&key_name::<K>(name), &DeleteParams::default()).await {
             Ok(_) => {}
             Err(kube::Error::Api(status)) if status.code == 404 => {}
             Err(err) => {
@@ -855,14 +905,14 @@ impl<G: Gateway> Converge<'_, G> {
     }
 
     /// Flux removes nothing of what is suspended; says what stays.
-    async fn not_pruned(&self, item: &Config, status: &mut Status<FluxConfigs>, names: &[String], now: SystemTime) {
+    async fn not_pruned(&self, item: &Item<K>, status: &mut Status<K>, names: &[String], now: SystemTime) {
         let first: Vec<_> = names.iter().take(5).map(String::as_str).collect();
         let message = format!(
             "{} kustomizations were suspended when the configuration was removed ({}): Flux leaves what they had applied where it is, although prune is set",
             names.len(),
             first.join(", ")
         );
-        tracing::warn!(object = item.name, message, "a suspended flux configuration is taken down");
+        tracing::warn!(object = item.name, message, "a suspended configuration is taken down");
         status.line("NotPruned", "Not pruned", "Warning", &message, now);
         let happened =
             Happened { phase: Phase::Delete, warning: true, reason: "NotPruned", message: &message, object: None };
@@ -873,8 +923,8 @@ impl<G: Gateway> Converge<'_, G> {
     /// Flux did not end what it had to; says so.
     async fn let_go(
         &self,
-        item: &Config,
-        mut status: Status<FluxConfigs>,
+        item: &Item<K>,
+        mut status: Status<K>,
         left: &[(FluxKind, kube::api::DynamicObject)],
         (bound, now): (Duration, SystemTime),
     ) {
@@ -886,7 +936,7 @@ impl<G: Gateway> Converge<'_, G> {
             bound.as_secs(),
             names.join(", ")
         );
-        tracing::warn!(object = item.name, message, "a flux configuration is taken down without Flux");
+        tracing::warn!(object = item.name, message, "a configuration is taken down without Flux");
         status.line("FinalizersRemoved", "Finalizers removed", "Warning", &message, now);
         let happened = Happened {
             phase: Phase::Delete,

@@ -13,7 +13,7 @@ use types::agent_api::encode;
 
 use super::{
     NAME,
-    render::{APPLIER, MANAGED, MANAGER, OWNER},
+    render::{APPLIER, MANAGED, MANAGER, OWNER, called},
     spec::Scope,
     views::FluxKind,
 };
@@ -63,7 +63,7 @@ impl Whose<'_> {
         match (self, label(OWNER)) {
             (Self::Of(configuration), Some(owner)) if ours && owner == configuration => Ok(()),
             (Self::Shared, None) if ours && label(PART) == Some(APPLIER) => Ok(()),
-            (_, Some(owner)) if ours => Err(format!("it belongs to the configuration {owner}; rename one of the two")),
+            (_, Some(owner)) if ours => Err(format!("it belongs to the {}; rename one of the two", called(owner))),
             _ => Err("there is one that somebody else made; remove it, or choose another name".to_owned()),
         }
     }

@@ -17,6 +17,9 @@ pub const MANAGED: &str = "app.kubernetes.io/managed-by";
 pub const MANAGER: &str = "towline";
 /// Names the configuration that something was made for.
 pub const OWNER: &str = "towline.io/fluxconfig";
+/// What the label, and names, of a source control configuration's objects begin with. Flux configurations have no dot in
+/// their names, so that no object of theirs has such a name.
+pub const SOURCE_CONTROL: &str = "git.";
 /// The service account that applies what is pulled.
 pub const APPLIER: &str = "flux-applier";
 /// The group of sources and kustomizations, with the version that is written.
@@ -55,6 +58,14 @@ pub struct Configuration<'a> {
     pub secrets: &'a Secrets,
     /// A key that was made in the cluster, for a repository over SSH without one of its own.
     pub generated: Option<&'a KeyPair>,
+}
+
+/// What a configuration is called, by the label of its objects.
+pub fn called(owner: &str) -> String {
+    match owner.strip_prefix(SOURCE_CONTROL) {
+        Some(name) => format!("source control configuration {name}"),
+        None => format!("configuration {owner}"),
+    }
 }
 
 fn invalid(message: impl Into<String>) -> Problem {
@@ -276,7 +287,7 @@ impl Configuration<'_> {
         let hosts = hosts.filter(|hosts| !hosts.trim_ascii().is_empty()).ok_or_else(|| {
             Problem::stays(
                 "KnownHostsMissing",
-                "the repository is reached over SSH, and the configuration has no sshKnownHosts: give the lines of known_hosts for its host (`ssh-keyscan HOST`, compared with what the server's owner publishes), or name a Secret that has them (localAuthRef)",
+                "the repository is reached over SSH, and the configuration has no known hosts (sshKnownHosts, sshKnownHostsContents): give the lines of known_hosts for its host (`ssh-keyscan HOST`, compared with what the server's owner publishes), or name a Secret that has them (localAuthRef)",
             )
         })?;
         let mut files = Files::from([("known_hosts".to_owned(), hosts)]);

@@ -304,7 +304,7 @@ impl Properties {
     }
 
     /// Whether numbers, durations and addresses are within their bounds.
-    fn bounded(&self) -> Result<(), Problem> {
+    pub(super) fn bounded(&self) -> Result<(), Problem> {
         let text = self.reconciliation_wait_duration.as_deref().filter(|text| !text.is_empty());
         if text.is_some_and(|text| iso_duration(text).is_none_or(|wait| wait > WAIT_MAX)) {
             return Err(invalid("reconciliationWaitDuration is no duration of ISO 8601 of at most a day"));

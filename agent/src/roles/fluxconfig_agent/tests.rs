@@ -14,7 +14,7 @@ use types::agent_api::{
     ProtectedSettings, encode,
 };
 
-use super::{FluxConfigs, FluxconfigAgent};
+use super::{FluxConfigs, FluxconfigAgent, config_agent::GitConfigs};
 use crate::{
     config::Gitops,
     identity::clock::{Clock, SharedClock, SystemClock},
@@ -41,6 +41,7 @@ struct Scripted(Arc<Script>);
 #[derive(Default)]
 struct Script {
     pages: Mutex<VecDeque<Objects>>,
+    git_pages: Mutex<VecDeque<Objects>>,
     told: Mutex<Vec<ObjectStatus>>,
     messages: Mutex<usize>,
     again: Mutex<Vec<String>>,
@@ -53,8 +54,8 @@ impl Gateway for Scripted {
     }
 
     fn objects<'a>(&'a self, kind: &'a str, _: Option<i64>) -> Asked<'a, Option<Objects>> {
-        assert_eq!(kind, FluxConfigs::TYPE);
-        let page = self.0.pages.lock().unwrap().pop_front();
+        let pages = if kind == FluxConfigs::TYPE { &self.0.pages } else { &self.0.git_pages };
+        let page = pages.lock().unwrap().pop_front();
         Box::pin(async move {
             match page {
                 Some(page) => Ok(Some(page)),
@@ -90,9 +91,13 @@ impl Clock for Ahead {
 }
 
 fn object(name: &str, generation: i64, spec: Value) -> Object {
+    object_of(FluxConfigs::TYPE, name, generation, spec)
+}
+
+fn object_of(kind: &str, name: &str, generation: i64, spec: Value) -> Object {
     Object {
-        id: format!("{CLUSTER}/providers/{}/{name}", FluxConfigs::TYPE),
-        kind: FluxConfigs::TYPE.to_owned(),
+        id: format!("{CLUSTER}/providers/{kind}/{name}"),
+        kind: kind.to_owned(),
         generation,
         spec: Some(spec),
         deleting: false,
@@ -126,7 +131,9 @@ impl Stage {
     }
 
     fn wants(&self, objects: Vec<Object>) {
-        let mut pages = self.gateway.0.pages.lock().unwrap();
+        let is_flux = objects.iter().all(|object| object.kind == FluxConfigs::TYPE);
+        let script = &self.gateway.0;
+        let mut pages = if is_flux { &script.pages } else { &script.git_pages }.lock().unwrap();
         pages.push_back(Objects { position: 1, whole: false, more: false, objects });
     }
 
@@ -534,4 +541,160 @@ async fn g3_generated_key_is_the_same_for_the_life_of_a_configuration() {
     stage.map.change(config, json!({"metadata": {"uid": "another"}}));
     let key = "/api/v1/namespaces/towline/secrets/fluxconfig-web-key";
     stage.until("owned", || stage.get(key)["metadata"]["ownerReferences"][0]["uid"] == "another").await;
+}
+
+/// A source control configuration with these protected settings.
+fn source_control(name: &str, generation: i64, spec: Value) -> Object {
+    Object { protected: Some("tag".to_owned()), ..object_of(GitConfigs::TYPE, name, generation, spec) }
+}
+
+fn old(scope: &str) -> Value {
+    json!({
+        "repositoryUrl": "https://git.example.org/app", "operatorNamespace": "team", "operatorScope": scope,
+        "operatorParams": "--git-branch=main --git-path=apps --git-poll-interval=1m --sync-garbage-collection",
+        "enableHelmOperator": true,
+    })
+}
+
+fn state_of(status: &ObjectStatus) -> Option<&str> {
+    status.details.as_ref()?["complianceStatus"]["complianceState"].as_str()
+}
+
+#[tokio::test]
+async fn g10_data_exchange_https_username_and_token_pulled_and_status_pushed() {
+    let stage = Stage::new();
+    *stage.gateway.0.settings.lock().unwrap() =
+        vec![("httpsUser".to_owned(), encode(b"reader")), ("httpsKey".to_owned(), encode(b"pa55word"))];
+    stage.wants(vec![source_control("web", 1, old("namespace"))]);
+    stage.until("installed", || stage.told(|one| state_of(one) == Some("Installed"))).await;
+    let source = stage.get(&format!("{SOURCES}/git.web"));
+    assert_eq!(
+        (&source["spec"]["url"], &source["spec"]["interval"]),
+        (&json!("https://git.example.org/app"), &json!("60s"))
+    );
+    assert_eq!(
+        (&source["spec"]["ref"], &source["spec"]["secretRef"]),
+        (&json!({"branch": "main"}), &json!({"name": "git.web-auth"}))
+    );
+    let files = stage.get("/api/v1/namespaces/team/secrets/git.web-auth")["data"].clone();
+    assert_eq!((&files["username"], &files["password"]), (&json!(encode(b"reader")), &json!(encode(b"pa55word"))));
+    let kustomization = stage.map.all().keys().find(|path| path.starts_with(KUSTOMIZATIONS)).unwrap().clone();
+    let spec = stage.get(&kustomization)["spec"].clone();
+    assert_eq!(
+        (&spec["path"], &spec["prune"], &spec["targetNamespace"]),
+        (&json!("./apps"), &json!(true), &json!("team"))
+    );
+    assert_eq!(stage.get(ROLE_BINDING)["roleRef"]["name"], "admin");
+    stage.pulled("git.web", "main@sha1:a");
+    let name = kustomization.rsplit('/').next().unwrap();
+    stage.applied(name, "main@sha1:a", &["team_one_apps_Deployment"]);
+    stage.until("compliant", || stage.told(|one| state_of(one) == Some("Compliant"))).await;
+    let last = stage.last().unwrap();
+    let compliance = &last.details.as_ref().unwrap()["complianceStatus"];
+    assert!(compliance["lastConfigApplied"].is_string() && compliance["messageLevel"] == "Warning", "{compliance}");
+    assert!(compliance["message"].as_str().unwrap().contains("enableHelmOperator"), "{compliance}");
+    assert!(last.id.contains("sourceControlConfigurations") && last.parts.is_none());
+    let own = stage.get("/apis/towline.io/v1alpha1/namespaces/towline/gitconfigs/web");
+    assert_eq!((&own["status"]["complianceState"], &own["status"]["objects"]), (&json!("Compliant"), &json!(1)));
+    stage.says(&format!("{SOURCES}/git.web"), "False", "GitOperationFailed", json!({}));
+    stage.until("noncompliant", || stage.told(|one| state_of(one) == Some("Noncompliant"))).await;
+    // It goes as it came.
+    let mut gone = source_control("web", 2, old("namespace"));
+    gone.deleting = true;
+    stage.wants(vec![gone]);
+    stage.until("gone", || stage.told(|one| one.state == ObjectState::Deleted)).await;
+    let left: Vec<_> =
+        stage.map.all().keys().filter(|path| path.contains("git.web") || path.contains("applier")).cloned().collect();
+    assert!(left.is_empty(), "{left:?}");
+}
+
+#[tokio::test]
+async fn g10_data_exchange_private_key_and_known_hosts_pulled_or_the_key_is_made_here() {
+    let stage = Stage::new();
+    let mut spec = old("cluster");
+    spec["repositoryUrl"] = json!("git@git.example.org:team/app");
+    spec["sshKnownHostsContents"] = json!(encode(b"git.example.org ssh-ed25519 AAAA"));
+    let given = super::key::KeyPair::generate("given").unwrap();
+    *stage.gateway.0.settings.lock().unwrap() = vec![("sshPrivateKey".to_owned(), encode(given.private.as_bytes()))];
+    let made = object_of(GitConfigs::TYPE, "made", 1, spec.clone());
+    stage.wants(vec![source_control("given", 1, spec), made]);
+    let is_installed =
+        |name: &'static str| move |one: &ObjectStatus| one.id.ends_with(name) && state_of(one) == Some("Installed");
+    stage.until("installed", || stage.told(is_installed("/given")) && stage.told(is_installed("/made"))).await;
+    let files = |name: &str| stage.get(&format!("/api/v1/namespaces/team/secrets/git.{name}-auth"))["data"].clone();
+    assert_eq!(files("given")["identity"], encode(given.private.as_bytes()));
+    assert_eq!(files("given")["known_hosts"], encode(b"git.example.org ssh-ed25519 AAAA"));
+    assert_eq!(stage.get(&format!("{SOURCES}/git.given"))["spec"]["url"], "ssh://git@git.example.org/team/app");
+    let key = |name: &str| {
+        let told = stage.gateway.0.told.lock().unwrap();
+        let found = told.iter().rev().find(|one| one.id.ends_with(name)).and_then(|one| one.details.clone());
+        found.unwrap()["repositoryPublicKey"].as_str().unwrap().to_owned()
+    };
+    assert_eq!(key("/given"), given.public);
+    assert_eq!(encode(key("/made").as_bytes()), files("made")["identity.pub"]);
+    assert!(stage.has("/api/v1/namespaces/towline/secrets/gitconfig-made-key"));
+}
+
+#[tokio::test]
+async fn g10_both_kinds_share_namespaces_and_no_object() {
+    let stage = Stage::new();
+    stage.wants(vec![object("web", 1, properties("cluster", &["apps"]))]);
+    stage.wants(vec![object_of(GitConfigs::TYPE, "web", 1, old("cluster"))]);
+    let is_done =
+        |kind: &'static str| move |one: &ObjectStatus| one.id.contains(kind) && one.state == ObjectState::Succeeded;
+    let (flux, git) = ("fluxConfigurations", "sourceControlConfigurations");
+    stage.until("applied", || stage.told(is_done(flux)) && stage.told(is_done(git))).await;
+    assert!(stage.has(&format!("{SOURCES}/web")) && stage.has(&format!("{SOURCES}/git.web")));
+    // Other rights in the same namespace would be those of the first.
+    stage.wants(vec![object_of(GitConfigs::TYPE, "narrow", 1, old("namespace"))]);
+    stage.until("refused", || stage.told(|one| failed_with(one, "ScopeConflict"))).await;
+    let message =
+        stage.gateway.0.told.lock().unwrap().iter().find_map(|one| Some(one.error.as_ref()?.message.clone())).unwrap();
+    assert!(message.contains("configuration web of scope cluster"), "{message}");
+    // What both repositories have is said on both, each with the name of the other.
+    let all: Vec<_> = stage.map.all().keys().filter(|path| path.starts_with(KUSTOMIZATIONS)).cloned().collect();
+    for path in all {
+        let name = path.rsplit('/').next().unwrap();
+        stage.pulled(if name.starts_with("git.") { "git.web" } else { "web" }, "main@sha1:a");
+        stage.applied(name, "main@sha1:a", &["team_one_apps_Deployment"]);
+    }
+    let says = |kind: &'static str, text: &'static str| {
+        move |one: &ObjectStatus| {
+            let details = one.details.as_ref().map(Value::to_string).unwrap_or_default();
+            one.id.contains(kind) && details.contains(text)
+        }
+    };
+    stage
+        .until("told", || {
+            stage.told(says(flux, "by source control configuration web;"))
+                && stage.told(says(git, "by configuration web;"))
+        })
+        .await;
+    // One of the two goes, and the other one keeps its rights.
+    let mut gone = object("web", 2, properties("cluster", &["apps"]));
+    gone.deleting = true;
+    stage.wants(vec![gone]);
+    stage.until("gone", || stage.told(|one| one.id.contains(flux) && one.state == ObjectState::Deleted)).await;
+    assert!(stage.has(BINDING) && stage.has(&format!("{SOURCES}/git.web")));
+}
+
+#[tokio::test]
+async fn g7_g10_what_the_owner_does_not_allow_has_failed() {
+    let mut stage = Stage::new();
+    stage.settings.allowed_repositories = Some(vec!["https://git.example.org/other".to_owned()]);
+    stage.wants(vec![object_of(GitConfigs::TYPE, "web", 1, old("cluster"))]);
+    stage
+        .until("refused", || {
+            stage.told(|one| failed_with(one, "NotAllowedInCluster") && state_of(one) == Some("Failed"))
+        })
+        .await;
+    assert!(!stage.has("/api/v1/namespaces/team") && !stage.has(BINDING));
+    // Nor what no gateway of ours would send.
+    stage.settings = Gitops::default();
+    let mut spec = old("cluster");
+    spec["operatorParams"] = json!("--git-path=../../etc");
+    stage.wants(vec![object_of(GitConfigs::TYPE, "odd", 1, spec)]);
+    stage
+        .until("refused", || stage.told(|one| failed_with(one, "InvalidConfiguration") && one.id.ends_with("/odd")))
+        .await;
 }

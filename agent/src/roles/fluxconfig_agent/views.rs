@@ -2,7 +2,7 @@
 //! The objects of charts that a kustomization applied (HelmRelease) are watched where there are any.
 
 use std::{
-    collections::{BTreeMap, HashSet},
+    collections::{BTreeMap, BTreeSet, HashSet},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -268,6 +268,12 @@ impl Views {
     pub fn owners(&self) -> BTreeMap<String, String> {
         let all = locked(&self.all);
         all.values().filter_map(|view| Some((view.owner.clone()?, view.namespace.clone()))).collect()
+    }
+
+    /// Those that have something in a namespace.
+    pub fn owners_in(&self, namespace: &str) -> BTreeSet<String> {
+        let all = locked(&self.all);
+        all.values().filter(|view| view.namespace == namespace).filter_map(|view| view.owner.clone()).collect()
     }
 
     /// All kustomizations of configurations.

@@ -72,7 +72,7 @@ fn untold<K: Kind>(item: &Item<K>, parts: Option<Parts>, most: usize) -> Option<
         error: status.error_info.clone(),
         statuses: status.statuses.clone(),
         events,
-        details: K::details(&status.shown),
+        details: K::details(status),
         parts,
     };
     Some((status, next))
@@ -112,7 +112,7 @@ fn digest<K: Kind>(item: &Item<K>) -> String {
         status.current_version,
         status.error_info,
         status.statuses,
-        K::details(&status.shown),
+        K::details(status),
     ]);
     Sha256::of(told.to_string().as_bytes()).to_string()
 }

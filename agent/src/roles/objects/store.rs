@@ -4,7 +4,10 @@
 
 use std::{
     collections::{BTreeMap, HashSet},
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use k8s_openapi::{
@@ -49,6 +52,8 @@ pub struct Store<K: Kind> {
     turn: tokio::sync::Mutex<()>,
     /// Somebody else removed a custom resource.
     pub lost: Notify,
+    /// The apiserver has no such kind, or does not show it to this agent.
+    absent: AtomicBool,
 }
 
 /// What the apiserver said.
@@ -125,6 +130,7 @@ impl<K: Kind> Store<K> {
             changed: watch::Sender::new(0),
             turn: tokio::sync::Mutex::default(),
             lost: Notify::new(),
+            absent: AtomicBool::new(false),
         }
     }
 
@@ -175,12 +181,21 @@ impl<K: Kind> Store<K> {
         locked(&self.tags).get(name).cloned()
     }
 
+    /// Whether the last [`load`](Self::load) found that this agent cannot have any: the definition is missing, or the right
+    /// to read it.
+    pub fn is_absent(&self) -> bool {
+        self.absent.load(Ordering::Relaxed)
+    }
+
     /// Reads everything anew.
     pub async fn load(&self) -> Result<(), String> {
         let _turn = self.turn.lock().await;
         let (mut found, mut params) = (BTreeMap::new(), ListParams::default().limit(PAGE));
         loop {
-            let page = match self.configs().list(&params).await {
+            let page = self.configs().list(&params).await;
+            let refused = page.as_ref().err().is_some_and(|err| is(err, 404) || is(err, 403));
+            self.absent.store(refused, Ordering::Relaxed);
+            let page = match page {
                 Ok(page) => page,
                 Err(err) if is(&err, 404) => {
                     return Err(format!(

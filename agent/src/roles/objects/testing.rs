@@ -16,9 +16,10 @@ use serde_json::{Value, json};
 pub struct Map(Arc<Mutex<BTreeMap<String, Value>>>);
 
 /// Plural names of what is kept.
-const COLLECTIONS: [&str; 12] = [
+const COLLECTIONS: [&str; 13] = [
     "extensionconfigs",
     "fluxconfigs",
+    "gitconfigs",
     "secrets",
     "namespaces",
     "serviceaccounts",

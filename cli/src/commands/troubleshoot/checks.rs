@@ -17,7 +17,7 @@ use crate::{
     kubernetes::{
         Kubernetes, Place, contexts_of,
         installed::group_and_name,
-        place::{CONFIG_MAP, CONNECTED_CLUSTER, DEPLOYMENT, EXTENSION_CONFIG, FLUX_CONFIG, SECRET},
+        place::{CONFIG_MAP, CONNECTED_CLUSTER, DEPLOYMENT, EXTENSION_CONFIG, FLUX_CONFIG, GIT_CONFIG, SECRET},
         pods::PODS,
         turn::Turn,
     },
@@ -213,7 +213,7 @@ async fn deployments(cluster: &Kubernetes, namespace: &str, bundle: &mut Bundle)
     const NAME: &str = "retrieved_deployments_logs";
     let mut missing = Vec::new();
     // The agents make objects of their own kind, without labels.
-    let own = [(CONNECTED_CLUSTER, ""), (EXTENSION_CONFIG, ""), (FLUX_CONFIG, "")];
+    let own = [(CONNECTED_CLUSTER, ""), (EXTENSION_CONFIG, ""), (FLUX_CONFIG, ""), (GIT_CONFIG, "")];
     for (kind, labels) in [(DEPLOYMENT, PODS), (CONFIG_MAP, PODS)].into_iter().chain(own) {
         match cluster.list(&Place::within(kind, namespace, ""), labels).await {
             Ok(list) => {
