@@ -39,6 +39,8 @@ pub mod versions {
     pub const FLUX: &str = "2025-04-01";
     /// Fleet assignments.
     pub const FLEET: &str = "2026-11-01";
+    /// Source control configurations of clusters.
+    pub const SOURCE_CONTROL: &str = "2023-05-01";
     /// Role definitions and assignments.
     pub const AUTHORIZATION: &str = "2022-04-01";
 }

@@ -191,3 +191,28 @@ fn g9_object_that_is_not_there_is_refused_in_the_words_of_az() {
     let words = "Error! Deployed object with name 'web', namespace 'shop', and kind 'Deployment' does not exist on configuration 'fleet'.";
     assert!(missing.contains(words), "{missing}");
 }
+
+#[test]
+fn g10_source_control_configurations_are_listed_shown_and_deleted() {
+    let (_folder, site) = site();
+    let url = format!(
+        "/subscriptions/{{subscription}}/resourceGroups/edge/{CLUSTERS}/shop/providers/Microsoft.KubernetesConfiguration/sourceControlConfigurations/fleet?api-version=2021-03-01"
+    );
+    let body =
+        json!({"properties": {"repositoryUrl": "https://git.test/fleet.git", "operatorParams": "--git-readonly"}});
+    let body = site.file("old.json", &body.to_string());
+    site.ok(&["rest", "-m", "put", "-u", &url, "-b", &format!("@{body}")]);
+    let verb = |verb: &'static str| ["source-control", verb];
+    let table = site.ok(&[&["flux"], &verb("list")[..], &SHOP[..]].concat());
+    let row: Vec<_> = table.lines().nth(1).unwrap().split_whitespace().collect();
+    assert_eq!(row, ["fleet", "default", "https://git.test/fleet.git", "Pending", "Accepted"], "{table}");
+    let shown = site.json(&line(&verb("show"), &[]));
+    assert_eq!(shown["properties"]["operatorParams"], "--git-readonly", "{shown}");
+    site.fails(2, &line(&verb("delete"), &["--no-wait"]));
+    // Without an agent there is nothing to take down.
+    site.ok(&line(&verb("delete"), &["--yes"]));
+    assert_eq!(site.json(&[&["flux"], &verb("list")[..], &SHOP[..]].concat()), json!([]));
+    let gone = site.fails(1, &line(&verb("show"), &[]));
+    assert!(gone.contains("hint: see which there are: towline flux source-control list -g edge -c shop"), "{gone}");
+    site.ok(&line(&verb("delete"), &["--yes"]));
+}

@@ -1,4 +1,4 @@
-"""The Azure SDK for flux configurations against a gateway, unmodified (docs/features.md G1, G2).
+"""The Azure SDKs for flux and source control configurations against a gateway, unmodified (docs/features.md G1, G2, G10).
 
 Arguments: URL, CA file, tenant, subscription, client id. The client secret is read from standard input.
 The gateway's catalogue has microsoft.flux. The cluster has no agent.
@@ -10,6 +10,7 @@ import sys
 from azure.core.exceptions import HttpResponseError, ResourceNotFoundError
 from azure.identity import ClientSecretCredential
 from azure.mgmt.hybridkubernetes import ConnectedKubernetesClient
+from azure.mgmt.kubernetesconfiguration import SourceControlConfigurationClient
 from azure.mgmt.kubernetesconfiguration.extensions import KubernetesConfigurationExtensionsMgmtClient
 from azure.mgmt.kubernetesconfiguration.fluxconfigurations import KubernetesConfigurationFluxConfigurationsMgmtClient
 from azure.mgmt.kubernetesconfiguration.fluxconfigurations.models import (
@@ -81,6 +82,33 @@ def refused(step, status, code):
         assert error.status_code == status and error.error.code == code, error
         return error.error
     raise AssertionError(f"{code} is not refused")
+
+
+def source_control(credential):
+    client = SourceControlConfigurationClient(credential, SUBSCRIPTION, **options()).source_control_configurations
+    wanted = {
+        "repository_url": "https://example.com/shop.git",
+        "operator_namespace": "old",
+        "operator_instance_name": "shop-operator",
+        "operator_type": "Flux",
+        "operator_params": "--git-branch=main --git-path=apps --git-readonly",
+        "operator_scope": "namespace",
+        "configuration_protected_settings": {"httpsUser": "bWU=", "httpsKey": "Z2VoZWlt"},
+        "enable_helm_operator": False,
+    }
+    # The class is that of the client's own api-version.
+    model = SourceControlConfigurationClient.models("2023-05-01").SourceControlConfiguration
+    client.create_or_update(*AT, "old", model(**wanted))
+    made = client.get(*AT, "old")
+    assert (made.provisioning_state, made.compliance_status.compliance_state) == ("Accepted", "Pending"), made
+    assert made.operator_instance_name == "shop-operator" and not made.configuration_protected_settings, made
+    assert [one.name for one in client.list(*AT)] == ["old"]
+    wanted["operator_params"] = "--git-exec=sh"
+    error = refused(lambda: client.create_or_update(*AT, "old", model(**wanted)), 400, "InvalidOperatorParams")
+    assert "--git-exec" in error.message, error
+    client.begin_delete(*AT, "old").result()
+    assert list(client.list(*AT)) == []
+    held("source control")
 
 
 def main():
@@ -155,6 +183,7 @@ def main():
     assert list(flux.list(*AT)) == []
     assert [one.name for one in extensions.list(*AT)] == ["flux"]
     held("deleted")
+    source_control(own)
 
 
 main()

@@ -63,7 +63,7 @@ pub fn python_with_clients() -> anyhow::Result<PathBuf> {
     if !run(
         Command::new(&python).args([
             "-c",
-            "import kubernetes, msal, azure.cli.core, azure.mgmt.kubernetesconfiguration.extensiontypes, azure.mgmt.kubernetesconfiguration.fluxconfigurations",
+            "import kubernetes, msal, azure.cli.core, azure.mgmt.kubernetesconfiguration, azure.mgmt.kubernetesconfiguration.extensiontypes, azure.mgmt.kubernetesconfiguration.fluxconfigurations",
         ]),
         Duration::from_secs(60),
     )

@@ -24,7 +24,7 @@ use crate::clients::python_with_clients;
 pub fn tests() -> Vec<Trial> {
     vec![
         case("extension_clients::e1_e2_the_azure_sdks_drive_them_unmodified", Needs::Nothing, sdks),
-        case("extension_clients::g1_g2_the_azure_sdk_drives_flux_configurations_unmodified", Needs::Nothing, flux_sdk),
+        case("extension_clients::g1_g2_g10_the_azure_sdks_drive_configurations_unmodified", Needs::Nothing, flux_sdk),
         installs("extension_clients::e1_e2_e5_commands_of_the_guide_work", Needs::Pods, guide),
     ]
 }
@@ -85,7 +85,7 @@ fn flux_sdk() -> anyhow::Result<()> {
          towline catalogue add web-1.0.0.tgz --catalogue c --type microsoft.flux --train Stable --release-namespace flux-system\n\
          towline catalogue sign --catalogue c --key k\n",
     )?;
-    drive(&desk, "flux-sdk", "azure_flux.py", 5)
+    drive(&desk, "flux-sdk", "azure_flux.py", 6)
 }
 
 /// Runs a program of SDKs against a gateway with the catalogue `c`; it says of so many steps that they held.

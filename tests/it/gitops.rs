@@ -22,6 +22,7 @@ use crate::{
 
 const VERSION: &str = "api-version=2025-04-01";
 const EXTENSION_VERSION: &str = "api-version=2025-03-01";
+const SOURCE_CONTROL_VERSION: &str = "api-version=2023-05-01";
 /// How often sources and kustomizations are looked at in these tests.
 const INTERVAL: u64 = 10;
 /// From nothing: Flux is installed and fetches for the first time.
@@ -89,7 +90,11 @@ impl Gitops {
 
     fn call(&self, method: &str, kind: &str, name: &str, body: &Value) -> anyhow::Result<Value> {
         let cluster = format!("{}/{CLUSTERS}/c1", group(&self.site.stack));
-        let version = if kind == "extensions" { EXTENSION_VERSION } else { VERSION };
+        let version = match kind {
+            "extensions" => EXTENSION_VERSION,
+            "sourceControlConfigurations" => SOURCE_CONTROL_VERSION,
+            _ => VERSION,
+        };
         let path = format!("{cluster}/providers/Microsoft.KubernetesConfiguration/{kind}/{name}?{version}");
         let answer = call(&self.site.stack, &self.owner, method, &path, body)?;
         let text = String::from_utf8_lossy(&answer.body).into_owned();
@@ -149,12 +154,33 @@ impl Gitops {
             said(&["get", "gitrepositories,kustomizations", "-A"]),
             said(&["-n", "flux-system", "get", "pods,events"]),
             said(&["-n", "flux-system", "logs", "deployment/kustomize-controller", "--tail=10"]),
-            said(&["-n", "towline", "get", "fluxconfigs,extensionconfigs", "-o", "yaml"]),
+            said(&["-n", "towline", "get", "fluxconfigs,gitconfigs,extensionconfigs", "-o", "yaml"]),
             said(&["-n", "towline", "logs", "deployment/fluxconfig-agent", "--tail=30"]),
             said(&["-n", "towline", "logs", "deployment/extension-manager", "--tail=20"]),
             pods(),
         ]
         .join("\n")
+    }
+
+    /// G10: a configuration of the time of Flux 1, whose folder has the ConfigMap `old`, complies and goes again.
+    fn source_control(&self, properties: &Value) -> anyhow::Result<()> {
+        let call = |method: &str, body: &Value| self.call(method, "sourceControlConfigurations", "old", body);
+        call("PUT", &json!({ "properties": properties }))?;
+        let mut shown = Value::Null;
+        eventually("the source control configuration complies", SOON, || {
+            shown = call("GET", &Value::Null)?["properties"].clone();
+            Ok(shown["complianceStatus"]["complianceState"] == "Compliant")
+        })
+        .with_context(|| format!("{shown:#}\n{}", self.state()))?;
+        ensure!(shown["provisioningState"] == "Succeeded", "{shown:#}");
+        self.await_field("configmap/old", "one", SOON)?;
+        call("DELETE", &Value::Null)?;
+        eventually("it is gone with what it had applied", SOON, || {
+            let left = self.admin.run(&["-n", "shop", "get", "configmap", "old", "-o", "name"])?;
+            Ok(call("GET", &Value::Null)?.is_null() && left.text().trim().is_empty())
+        })
+        .with_context(|| self.state())
+        .map(drop)
     }
 
     fn delete(&self, name: &str) -> anyhow::Result<()> {
@@ -362,6 +388,7 @@ fn by_ssh() -> anyhow::Result<()> {
         ("apps/namespace.yaml", Some(SHOP)),
         ("apps/web.yaml", Some(&config_map("web", "hello"))),
         ("other/db.yaml", Some(&config_map("db", "one"))),
+        ("old/old.yaml", Some(&config_map("old", "one"))),
     ])?;
     let mut properties = gitops.properties(&repository);
     properties["kustomizations"]["other"]["dependsOn"] = json!(["apps"]);
@@ -373,6 +400,12 @@ fn by_ssh() -> anyhow::Result<()> {
     gitops.put("shop", &properties)?;
     gitops.await_compliant("shop", &first, FIRST)?;
     gitops.await_field("configmap/web", "hello", SOON)?;
+    gitops.source_control(&json!({
+        "repositoryUrl": server.url("shop"), "operatorNamespace": "gitops", "operatorScope": "cluster",
+        "operatorParams": "--git-branch=main --git-path=old --git-poll-interval=10s --sync-garbage-collection --git-readonly",
+        "sshKnownHostsContents": BASE64.encode(&server.known_hosts),
+        "configurationProtectedSettings": {"sshPrivateKey": BASE64.encode(&server.key)},
+    }))?;
 
     // Somebody else answers at the address that is known.
     let impostor = other.known_hosts.replace(&other.address.port().to_string(), &server.address.port().to_string());

@@ -8,6 +8,7 @@
 //! | [`kustomization`] | kustomizations as typed, and one by one |
 //! | [`deployed_object`] | what a configuration made in its cluster |
 //! | [`progress`] | what is told while a cluster is waited for |
+//! | [`source_control`] | configurations of the time of Flux 1 |
 //! | [`typed`] | spans, lists, and secrets from files |
 
 mod assignment;
@@ -15,6 +16,7 @@ mod deployed_object;
 mod kustomization;
 mod progress;
 mod source;
+mod source_control;
 mod typed;
 
 use std::{process::ExitCode, time::Duration};
@@ -31,6 +33,7 @@ use self::{
     deployed_object::ObjectAction,
     kustomization::{KustomizationAction, Kustomizations},
     source::{Kind, Source},
+    source_control::SourceControlAction,
 };
 use super::{
     CommonArgs, confirm, names,
@@ -148,6 +151,16 @@ pub enum FluxAction {
         #[command(subcommand)]
         action: ObjectAction,
     },
+    /// Configurations of the time of Flux 1 (sourceControlConfigurations)
+    #[command(
+        after_help = "New ones are made with towline flux create. Scripts that still write these use towline rest or \
+        an SDK."
+    )]
+    SourceControl {
+        /// What to do.
+        #[command(subcommand)]
+        action: SourceControlAction,
+    },
 }
 
 /// A configuration by its name.
@@ -253,6 +266,7 @@ pub async fn run(args: Args) -> Outcome {
         FluxAction::Assignment { action } => assignment::run(action, &common).await?,
         FluxAction::Kustomization { action } => kustomization::run(action, &common).await?,
         FluxAction::DeployedObject { action } => deployed_object::run(action, &common).await?,
+        FluxAction::SourceControl { action } => source_control::run(action, &common).await?,
     }
     Ok(ExitCode::SUCCESS)
 }
