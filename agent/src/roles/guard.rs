@@ -240,7 +240,7 @@ impl Role for Guard {
         self.listener.local_addr().ok()
     }
 
-    /// Serves until the process is closed: while it drains, the apiserver still finds an answer here.
+    /// Serves until the process drains: another pod answers then, and an apiserver asks again where a connection ends.
     fn run(&self, shutdown: Shutdown) -> BoxFuture<'_, ()> {
         Box::pin(async move {
             tokio::select! {
