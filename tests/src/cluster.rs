@@ -51,7 +51,12 @@ pub struct OwnCluster {
 impl OwnCluster {
     /// Starts it, in a folder that is made, with these flags for the apiserver.
     pub fn up(dir: &Path, flags: &[String]) -> anyhow::Result<Self> {
-        let base = run(Command::new(script()).arg("free-base"), Duration::from_secs(30))?.ok()?;
+        // First, so that it has its ports: nobody else knows which those are.
+        cluster();
+        let mut free = Command::new(script());
+        // A base that is set, or that a cluster of the same state has, would be that one.
+        free.arg("free-base").env("CLUSTER_STATE", dir).env_remove("CLUSTER_PORT_BASE");
+        let base = run(&mut free, Duration::from_secs(30))?.ok()?;
         let environment = vec![
             ("CLUSTER_STATE", dir.display().to_string()),
             ("CLUSTER_PORT_BASE", base.trim().to_owned()),
