@@ -44,7 +44,7 @@ impl Bench {
         self.call("owner", method, &at(name), body).await
     }
 
-    async fn made(&self, name: &str, body: Value) -> Value {
+    async fn made_of(&self, name: &str, body: Value) -> Value {
         let made = self.source_control("PUT", name, Some(body)).await;
         assert_eq!(made.status, 201, "{}", made.body);
         made.body["properties"].clone()
@@ -92,7 +92,7 @@ impl Bench {
 #[tokio::test]
 async fn g10_data_exchange_agent_pulls_repo_url_and_operator_parameters() {
     let site = site().await;
-    let own = site.made("shop", https()).await;
+    let own = site.made_of("shop", https()).await;
     assert_eq!((&own["operatorType"], &own["operatorInstanceName"]), (&json!("Flux"), &json!("shop")));
     assert_eq!((&own["enableHelmOperator"], &own["provisioningState"]), (&json!(false), &json!("Accepted")));
     assert_eq!(own["complianceStatus"]["complianceState"], "Pending");
@@ -101,14 +101,14 @@ async fn g10_data_exchange_agent_pulls_repo_url_and_operator_parameters() {
     assert_eq!(spec["operatorParams"], "--git-branch=main --git-path=apps,infra --git-readonly");
     assert_eq!((&spec["operatorNamespace"], &spec["operatorScope"]), (&json!("shop"), &json!("namespace")));
     assert!(spec.get("complianceStatus").is_none() && spec.get("provisioningState").is_none(), "{spec}");
-    let defaults = site.made("other", json!({"properties": {"repositoryUrl": "https://example.com/x"}})).await;
+    let defaults = site.made_of("other", json!({"properties": {"repositoryUrl": "https://example.com/x"}})).await;
     assert_eq!((&defaults["operatorNamespace"], &defaults["operatorScope"]), (&json!("default"), &json!("cluster")));
 }
 
 #[tokio::test]
 async fn g10_data_exchange_agent_pulls_private_key_and_known_hosts_content() {
     let site = site().await;
-    let own = site.made("shop", ssh()).await;
+    let own = site.made_of("shop", ssh()).await;
     assert!(own.get("configurationProtectedSettings").is_none(), "{own}");
     assert_eq!(site.pulled_settings().await, [format!("sshPrivateKey={}", encode(b"geheim-2"))]);
     let spec = site.pulled().await.objects.remove(0).spec.unwrap();
@@ -142,7 +142,7 @@ async fn g10_data_exchange_agent_pulls_https_username_and_token_for_48_hours() {
 #[tokio::test]
 async fn g10_data_exchange_agent_pushes_status_of_the_operator() {
     let site = site().await;
-    site.made("shop", https()).await;
+    site.made_of("shop", https()).await;
     site.pushed("shop", ObjectState::Creating, None, None).await;
     assert_eq!(site.shown("shop").await["provisioningState"], "Running");
     let told = |state: &str| {
@@ -175,7 +175,7 @@ async fn g10_data_exchange_agent_pushes_status_of_the_operator() {
     .await;
     assert_eq!(site.shown("shop").await["complianceStatus"]["complianceState"], Value::Null);
     // What failed before anything was made.
-    site.made("other", https()).await;
+    site.made_of("other", https()).await;
     site.pushed("other", ObjectState::Failed, None, Some("pinned in the cluster")).await;
     let own = site.shown("other").await;
     let failed = json!({"complianceState": "Failed", "message": "pinned in the cluster", "messageLevel": "Error"});
@@ -212,7 +212,7 @@ async fn g10_all_api_versions_answer_and_a_deletion_is_a_200_with_an_operation()
 async fn g10_lists_have_pages() {
     let site = site().await;
     for name in ["a", "b", "c"] {
-        site.made(name, https()).await;
+        site.made_of(name, https()).await;
     }
     let first = format!("{}/providers/{CONFIGURATIONS}?api-version=2023-05-01&$top=2", cluster_id("g", "c"));
     let page = site.call("owner", "GET", &first, None).await;
@@ -276,7 +276,7 @@ async fn g10_what_flux_could_not_do_is_refused_with_its_place() {
         "repositoryUrl": "https://example.com/x", "operatorParams": "", "sshKnownHostsContents": "", "enableHelmOperator": true,
         "helmOperatorProperties": {"chartVersion": "1.2.0", "chartValues": "--set helm.versions=v3"},
     }});
-    let own = site.made("empty", empty).await;
+    let own = site.made_of("empty", empty).await;
     assert_eq!((&own["enableHelmOperator"], own.get("sshKnownHostsContents")), (&json!(true), None));
     // It stays where it was created.
     let moved = json!({"properties": {"repositoryUrl": "https://example.com/x", "operatorNamespace": "other"}});
@@ -287,7 +287,7 @@ async fn g10_what_flux_could_not_do_is_refused_with_its_place() {
 #[tokio::test]
 async fn g2_g10_flux_comes_with_the_first_and_stays_while_there_is_one() {
     let site = site().await;
-    site.made("shop", https()).await;
+    site.made_of("shop", https()).await;
     let flux = site.call("owner", "GET", &extension(), None).await;
     assert_eq!(flux.body["properties"]["extensionType"], "microsoft.flux");
     let kept = site.call("owner", "DELETE", &extension(), None).await;
