@@ -66,6 +66,8 @@ pub struct Guard {
 /// An issuer, as its users' names tell it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Owner {
+    /// The issuer's name.
+    pub issuer: String,
     /// What its user names begin with.
     pub prefix: String,
     /// Where Kubernetes has what assignments call a user.
@@ -136,7 +138,7 @@ fn owners(issuers: &[Issuer], impersonation: &Impersonation, key: &str, out: &mu
             ObjectId::Extra(key) => impersonation.extras.contains(key),
         });
         match object_id {
-            Some(object_id) => owners.push(Owner { prefix, object_id }),
+            Some(object_id) => owners.push(Owner { issuer: issuer.name().to_owned(), prefix, object_id }),
             None => out.push(
                 key,
                 format_args!(
@@ -179,8 +181,9 @@ mod tests {
                 + &issuer("bb", "username_prefix = \"bb:\"\ngroups_prefix = \"bb:\"\nkind = \"entra\"\n")),
         )
         .unwrap();
-        let owner = |prefix: &str, object_id| Owner { prefix: prefix.to_owned(), object_id };
-        assert_eq!(owners, [owner("bb:", ObjectId::Extra("oid".to_owned())), owner("a:", ObjectId::Uid)]);
+        let owner =
+            |issuer: &str, object_id| Owner { issuer: issuer.to_owned(), prefix: format!("{issuer}:"), object_id };
+        assert_eq!(owners, [owner("bb", ObjectId::Extra("oid".to_owned())), owner("a", ObjectId::Uid)]);
         let same = "username_prefix = \"x:\"\ngroups_prefix = \"x:\"\n";
         let faults = read(&(issuer("a", same) + &issuer("b", same))).unwrap_err();
         assert!(faults.iter().any(|fault| fault.contains("same username_prefix")), "{faults:?}");

@@ -146,8 +146,9 @@ impl Guard {
             clock: parts.clock.clone(),
             health: parts.health.of(NAME),
         };
+        let access =
+            Access::new(judges.authorizer, settings.issuers.clone(), judges.names.clone(), &settings.skip_users);
         let tokens = Tokens { authenticator: judges.authenticator, names: judges.names };
-        let access = Access::new(judges.authorizer, settings.issuers.clone(), &settings.skip_users);
         Ok(Self::new(listener, keeper, Desk::new(tokens, access, parts.clock.clone())))
     }
 

@@ -3,9 +3,10 @@
 //!
 //! | who asks for what | answer |
 //! |---|---|
-//! | users and service accounts of Kubernetes (`system:`), users in `skip_users`, users of no issuer | no opinion |
+//! | users and service accounts of Kubernetes (`system:`), users in `skip_users`, users whose token guard has not judged | no opinion |
 //! | what was decided a moment ago | the same |
 //! | discovery | allowed |
+//! | to impersonate a name that the tunnel lets nobody ask for | denied |
 //! | what an assignment allows | allowed |
 //! | what none allows | denied |
 //! | without a snapshot, or after it has expired | denied, with an error: not remembered |
@@ -17,6 +18,7 @@ use std::{
 };
 
 use auth::{
+    kubernetes::RequestInfo,
     rbac::{kubernetes::is_discovery, principal::principals_of},
     token::ObjectId,
 };
@@ -27,7 +29,10 @@ use super::review::Question;
 use crate::{
     config::Owner,
     metrics,
-    roles::kube_aad_proxy::authorize::{Authorizer, Edition, Reviewed},
+    roles::kube_aad_proxy::{
+        authorize::{Authorizer, Edition, Reviewed},
+        impersonate::{ISSUER, Names},
+    },
 };
 
 /// How long a decision is remembered, unless another snapshot comes first.
@@ -94,15 +99,16 @@ pub struct Access {
     authorizer: Arc<Authorizer>,
     /// The longest prefix first.
     owners: Vec<Owner>,
+    names: Names,
     skipped: HashSet<String>,
     remembered: Cache<Digest, Remembered>,
 }
 
 impl Access {
-    /// For the users of `owners`, but for those in `skipped`.
-    pub fn new(authorizer: Arc<Authorizer>, owners: Vec<Owner>, skipped: &[String]) -> Self {
+    /// For the users of `owners`, but for those in `skipped`; `names` is whom they may impersonate, if a role says so.
+    pub fn new(authorizer: Arc<Authorizer>, owners: Vec<Owner>, names: Names, skipped: &[String]) -> Self {
         let skipped = skipped.iter().cloned().collect();
-        Self { authorizer, owners, skipped, remembered: Cache::new(REMEMBERED_MAX) }
+        Self { authorizer, owners, names, skipped, remembered: Cache::new(REMEMBERED_MAX) }
     }
 
     /// Decides a question, of which `digest` is one of everything in it.
@@ -121,15 +127,28 @@ impl Access {
             Reviewed::Off => Decision::NoOpinion,
             _ if discovers => Decision::Allowed,
             Reviewed::Unknown => Decision::Failed,
-            Reviewed::Decided { allowed, at } => {
-                self.remembered.insert(digest, Remembered { allowed, by: at, until: now + REMEMBER });
+            Reviewed::Decided { allowed, at, changes } => {
+                let allowed = allowed && self.may_be_named(&question.info);
+                let until = changes.map_or(now + REMEMBER, |changes| changes.min(now + REMEMBER));
+                self.remembered.insert(digest, Remembered { allowed, by: at, until });
                 if allowed { Decision::Allowed } else { Decision::Denied }
             }
         }
     }
 
-    /// What assignments call this user, if it is one of an issuer's. A name that only looks like one has no id: of a
-    /// user with a client certificate of the cluster's own, Kubernetes knows none.
+    /// Whether the name in a question about impersonation may be asked for. Roles name kinds and no names, so that
+    /// without this the right to impersonate groups would be the right to be one of `system:masters`, whom the apiserver
+    /// asks nobody about. The verbs of constrained impersonation (KEP-5284) are none of the tunnel's: denied, they
+    /// leave an apiserver with the verb `impersonate`.
+    fn may_be_named(&self, asked: &RequestInfo) -> bool {
+        match &*asked.verb {
+            "impersonate" => self.names.may_be_reviewed(asked),
+            verb => !asked.is_resource || !["impersonate:", "impersonate-on:"].iter().any(|of| verb.starts_with(of)),
+        }
+    }
+
+    /// What assignments call this user, if guard has said of their token whose it is. A name and an id are no sign of
+    /// that: client certificates of the cluster's own may have both.
     fn object_id(&self, question: &Question) -> Option<String> {
         const SYSTEM: &str = "system:";
         let user = question.user.as_str();
@@ -138,6 +157,9 @@ impl Access {
             return None;
         }
         let owner = self.owners.iter().find(|owner| user.starts_with(&owner.prefix))?;
+        if !matches!(question.extra.get(ISSUER).map(Vec::as_slice), Some([issuer]) if *issuer == owner.issuer) {
+            return None;
+        }
         let id = match &owner.object_id {
             ObjectId::Uid => question.uid.as_str(),
             ObjectId::Extra(key) => match question.extra.get(key).map(Vec::as_slice) {

@@ -58,12 +58,17 @@ fn site() -> Site {
 impl Site {
     /// Has the cluster know that jane is a viewer of `scope`, for `life`.
     async fn tell(&self, revision: i64, enabled: bool, scope: &str, life: Duration) {
+        self.tell_of(revision, enabled, (VIEWER, scope, Window::default()), life).await;
+    }
+
+    /// The same of another role, for a while.
+    async fn tell_of(&self, revision: i64, enabled: bool, (role, scope, window): (&str, &str, Window), life: Duration) {
         let assignment = Assignment {
             id: "a".into(),
             principal: user_key("jane").into(),
             scope: format!("{CLUSTER}{scope}").parse().unwrap(),
-            role: built_in().iter().find(|role| role.name == VIEWER).unwrap().role.clone(),
-            window: Window::default(),
+            role: built_in().iter().find(|known| known.name == role).unwrap().role.clone(),
+            window,
         };
         let document = Document::new(&CLUSTER.parse().unwrap(), revision, enabled, &[assignment]);
         let document = serde_json::to_string(&document).unwrap();
@@ -81,8 +86,8 @@ impl Site {
     }
 
     fn access(&self) -> Access {
-        let owner = Owner { prefix: String::new(), object_id: ObjectId::Uid };
-        Access::new(self.authorizer.clone(), vec![owner], &["break-glass".to_owned()])
+        let owner = Owner { issuer: "test".to_owned(), prefix: String::new(), object_id: ObjectId::Uid };
+        Access::new(self.authorizer.clone(), vec![owner], Self::names(), &["break-glass".to_owned()])
     }
 
     fn desk(&self) -> Desk {
@@ -172,7 +177,8 @@ fn token_review(version: &str, token: &str) -> String {
 }
 
 fn access_review(attributes: &Value) -> Value {
-    let mut spec = json!({"user": "jane", "uid": "jane", "groups": ["ops", "system:authenticated"]});
+    let mut spec = json!({"user": "jane", "uid": "jane", "groups": ["ops", "system:authenticated"],
+        "extra": {"towline.io/issuer": ["test"]}});
     spec.as_object_mut().unwrap().extend(attributes.as_object().unwrap().clone());
     json!({"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": spec})
 }
@@ -278,8 +284,9 @@ async fn z1_a_users_token_makes_the_user_of_the_tunnel() {
         panic!("the token is good");
     };
     let subject = Subject::of(&identity, &Site::names()).unwrap();
-    let user =
-        json!({"username": subject.user(), "uid": subject.uid(), "groups": subject.groups(), "extra": subject.extra()});
+    assert!(subject.extra().is_empty(), "through the tunnel nobody has it");
+    let extra = json!({"towline.io/issuer": ["test"]});
+    let user = json!({"username": subject.user(), "uid": subject.uid(), "groups": subject.groups(), "extra": extra});
     assert_eq!((status, outcome), (json!({"authenticated": true, "user": user}), "authenticated"));
 }
 
@@ -326,7 +333,10 @@ async fn z7_others_than_users_of_the_issuers_are_no_opinion() {
         ("in other case", json!({"user": "System:Kube-Scheduler"})),
         ("nobody", json!({"user": ""})),
         ("in the list of users to skip", json!({"user": "break-glass"})),
-        ("a client certificate of the cluster's own", json!({"uid": ""})),
+        ("a client certificate of the cluster's own", json!({"uid": "", "extra": {}})),
+        ("one with somebody's uid in it", json!({"extra": {}})),
+        ("one of another issuer", json!({"extra": {"towline.io/issuer": ["other"]}})),
+        ("one of two issuers", json!({"extra": {"towline.io/issuer": ["test", "test"]}})),
     ] {
         assert_eq!(decide(&change), Decision::NoOpinion, "{what}");
     }
@@ -341,9 +351,14 @@ async fn z7_others_than_users_of_the_issuers_are_no_opinion() {
 async fn z7_a_user_is_of_the_issuer_whose_prefix_the_name_has() {
     let site = site();
     site.tell(1, true, "", Duration::from_secs(3600)).await;
-    let owner = |prefix: &str, object_id| Owner { prefix: prefix.to_owned(), object_id };
-    let owners = vec![owner("corp:", ObjectId::Extra("oid".to_owned())), owner("", ObjectId::Uid)];
-    let access = Access::new(site.authorizer.clone(), owners, &[]);
+    let owner = |issuer: &str, prefix: &str, object_id| Owner {
+        issuer: issuer.to_owned(),
+        prefix: prefix.to_owned(),
+        object_id,
+    };
+    let owners = vec![owner("corp", "corp:", ObjectId::Extra("oid".to_owned())), owner("test", "", ObjectId::Uid)];
+    let access = Access::new(site.authorizer.clone(), owners, Site::names(), &[]);
+    let corp = |oid: Value| json!({"user": "corp:jane", "extra": {"towline.io/issuer": ["corp"], "oid": oid}});
     let decide = |change: Value| {
         let mut attributes = pods("dev");
         attributes.as_object_mut().unwrap().extend(change.as_object().unwrap().clone());
@@ -352,10 +367,71 @@ async fn z7_a_user_is_of_the_issuer_whose_prefix_the_name_has() {
     };
     assert_eq!(decide(json!({})), Decision::Allowed);
     // The other issuer's jane is another one.
-    assert_eq!(decide(json!({"user": "corp:jane", "extra": {"oid": ["jane"]}})), Decision::Denied);
-    assert_eq!(decide(json!({"user": "corp:jane"})), Decision::NoOpinion, "the uid is not where that issuer has ids");
-    assert_eq!(decide(json!({"user": "corp:jane", "extra": {"oid": ["jane", "joe"]}})), Decision::NoOpinion);
+    assert_eq!(decide(corp(json!(["jane"]))), Decision::Denied);
+    assert_eq!(decide(corp(json!([]))), Decision::NoOpinion, "the uid is not where that issuer has ids");
+    assert_eq!(decide(corp(json!(["jane", "joe"]))), Decision::NoOpinion);
     assert_eq!(decide(json!({"user": "jane", "uid": "corp:jane"})), Decision::NoOpinion, "an id of the other issuer");
+}
+
+/// An apiserver asks nobody about `system:masters`, and the agents' own groups carry verbs for everything: neither must
+/// be had by who goes straight to the apiserver.
+#[tokio::test]
+async fn z1_who_may_impersonate_asks_for_no_name_that_the_tunnel_refuses() {
+    let site = site();
+    let all = ("Azure Arc Kubernetes Cluster Admin", "", Window::default());
+    site.tell_of(1, true, all, Duration::from_secs(3600)).await;
+    let access = site.access();
+    let decide = |verb: &str, group: &str, resource: &str, namespace: &str, name: &str| {
+        let (resource, subresource) = resource.split_once('/').unwrap_or((resource, ""));
+        let question = question(&json!({"resourceAttributes": {
+            "verb": verb, "group": group, "resource": resource, "subresource": subresource, "namespace": namespace,
+            "name": name,
+        }}));
+        access.decide(&question, digest(&question), site.now)
+    };
+    const AUTHENTICATION: &str = "authentication.k8s.io";
+    for (group, resource, namespace, name, allowed) in [
+        ("", "users", "", "joe", true),
+        ("", "users", "", "", false),
+        ("", "users", "", "system:admin", false),
+        ("", "users", "", "System:kube-controller-manager", false),
+        ("", "users", "", "system:node:one", false),
+        ("", "users", "", "system:serviceaccount:kube-system:x", false),
+        ("", "users", "", "towline.io:probe", false),
+        ("", "groups", "", "ops", true),
+        ("", "groups", "", "system:authenticated", true),
+        ("", "groups", "", "system:serviceaccounts:dev", true),
+        ("", "groups", "", "system:masters", false),
+        ("", "groups", "", "SYSTEM:masters", false),
+        ("", "groups", "", " system:masters", false),
+        ("", "groups", "", "system:nodes", false),
+        ("", "groups", "", "system:serviceaccounts:kube-system", false),
+        ("", "groups", "", "towline.io:rbac:escalate", false),
+        ("", "groups", "", "", false),
+        ("", "serviceaccounts", "dev", "x", true),
+        ("", "serviceaccounts", "kube-system", "x", false),
+        ("", "serviceaccounts", "dev", "", false),
+        ("", "serviceaccounts", "", "x", false),
+        (AUTHENTICATION, "uids", "", "1", true),
+        (AUTHENTICATION, "uids", "", "", false),
+        (AUTHENTICATION, "userextras/scopes", "", "view", true),
+        (AUTHENTICATION, "userextras/towline.io/original-user", "", "joe", false),
+        (AUTHENTICATION, "userextras/towline.io/issuer", "", "test", false),
+        (AUTHENTICATION, "userextras/Towline.io/Issuer", "", "test", false),
+        (AUTHENTICATION, "users", "", "joe", false),
+        ("", "nodes", "", "one", false),
+    ] {
+        let expected = if allowed { Decision::Allowed } else { Decision::Denied };
+        assert_eq!(decide("impersonate", group, resource, namespace, name), expected, "{resource} {namespace}/{name}");
+    }
+    for (verb, group, resource) in [
+        ("impersonate:user-info", AUTHENTICATION, "groups"),
+        ("impersonate:arbitrary-node", AUTHENTICATION, "nodes"),
+        ("impersonate-on:user-info:list", "", "pods"),
+    ] {
+        assert_eq!(decide(verb, group, resource, "", "one"), Decision::Denied, "{verb}");
+    }
+    assert_eq!(decide("delete", "", "users", "", "system:masters"), Decision::Allowed, "no impersonation");
 }
 
 #[tokio::test]
@@ -394,6 +470,22 @@ async fn z8_decisions_are_kept_for_three_minutes_or_to_the_next_snapshot() {
     );
     site.tell(2, true, "", Duration::from_secs(3600)).await;
     assert_eq!(access.decide(&other, key, late), Decision::Allowed, "another snapshot, another decision");
+}
+
+#[tokio::test]
+async fn z11_no_decision_is_kept_beyond_the_end_of_an_assignment() {
+    let site = site();
+    let at = |seconds: u64| site.now + Duration::from_secs(seconds);
+    let from = i64::try_from(unix_seconds(site.now)).unwrap();
+    let window = Window { starts: Some(from + 10), ends: Some(from + 60) };
+    site.tell_of(1, true, (VIEWER, "", window), Duration::from_secs(3600)).await;
+    let (access, asked) = (site.access(), question(&pods("dev")));
+    let decide = |now: SystemTime| access.decide(&asked, digest(&asked), now);
+    assert_eq!(decide(at(0)), Decision::Denied);
+    assert_eq!(decide(at(9)), Decision::Denied);
+    assert_eq!(decide(at(10)), Decision::Allowed);
+    assert_eq!(decide(at(59)), Decision::Allowed);
+    assert_eq!(decide(at(60)), Decision::Denied);
 }
 
 #[tokio::test]

@@ -10,7 +10,7 @@ use crate::roles::kube_aad_proxy::{
     Refusal,
     admit::{Credential, Scheme},
     authenticate::{Authenticated, Authenticator},
-    impersonate::{Names, Subject},
+    impersonate::{ISSUER, Names, Subject},
 };
 
 /// Judges tokens.
@@ -38,14 +38,18 @@ impl Tokens {
             Err(refusal) => return refused(refusal),
         };
         match Subject::of(&identity, &self.names) {
-            Ok(subject) => (json!({"authenticated": true, "user": user(&subject)}), "authenticated"),
+            Ok(subject) => (json!({"authenticated": true, "user": user(&subject, &identity.issuer)}), "authenticated"),
             Err(refusal) => refused(refusal),
         }
     }
 }
 
-fn user(subject: &Subject) -> Value {
-    let mut user = json!({"username": subject.user(), "groups": subject.groups(), "extra": subject.extra()});
+/// The user of the tunnel, and the extra that tells guard later, when the apiserver asks what they may do, that it was
+/// guard who said whose the token is: a name and a uid may also be in a client certificate of the cluster's own.
+fn user(subject: &Subject, issuer: &str) -> Value {
+    let mut extra = subject.extra().clone();
+    extra.insert(ISSUER.to_owned(), vec![issuer.to_owned()]);
+    let mut user = json!({"username": subject.user(), "groups": subject.groups(), "extra": extra});
     if let Some(uid) = subject.uid() {
         user["uid"] = uid.into();
     }

@@ -44,6 +44,8 @@ struct Known {
     enabled: bool,
     revision: i64,
     ends: SystemTime,
+    /// When assignments begin or end that are bounded in time, seconds since 1970; the earliest first.
+    changes: Vec<i64>,
 }
 
 /// Why a snapshot is not taken.
@@ -88,6 +90,8 @@ pub enum Reviewed {
         allowed: bool,
         /// Which snapshot decided.
         at: Edition,
+        /// When the next assignment begins or ends, after which the answer may be another one.
+        changes: Option<SystemTime>,
     },
 }
 
@@ -160,7 +164,7 @@ impl Authorizer {
         let cluster = self.authenticator.cluster();
         let asking = Asking { policy: &known.policy, principals, cluster, now: seconds(now) };
         let at = Edition { revision: known.revision, ends: known.ends };
-        Reviewed::Decided { allowed: asking.review(info, path), at }
+        Reviewed::Decided { allowed: asking.review(info, path), at, changes: known.next_change(asking.now) }
     }
 
     /// Takes a snapshot in place of the one that is known, if it is signed, of this cluster and not older.
@@ -176,10 +180,11 @@ impl Authorizer {
         let (text, cluster) = (signed.document.clone(), cluster.clone());
         // Some mebibytes at most, which take tens of milliseconds: streams of users go on meanwhile.
         let read = tokio::task::spawn_blocking(move || read(&text, &digest, &cluster));
-        let (document, policy) = read.await.map_err(|_| SnapshotError::Unread)??;
+        let (document, policy, changes) = read.await.map_err(|_| SnapshotError::Unread)??;
         let seconds = stated.get("exp").and_then(serde_json::Value::as_u64).unwrap_or_default();
         let ends = SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
-        let known = Known { policy, enabled: document.enabled, revision: document.revision, ends };
+        let (enabled, revision) = (document.enabled, document.revision);
+        let known = Known { policy, enabled, revision, ends, changes };
         let mut older = None;
         self.known.send_if_modified(|now| {
             // One whose time is over holds nobody back, for revisions begin anew with another store.
@@ -245,6 +250,11 @@ impl Known {
     fn holds(&self, now: SystemTime) -> bool {
         self.enabled && now < self.ends
     }
+
+    fn next_change(&self, now: i64) -> Option<SystemTime> {
+        let next = *self.changes.get(self.changes.partition_point(|at| *at <= now))?;
+        SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(u64::try_from(next).ok()?))
+    }
 }
 
 impl Right {
@@ -293,15 +303,19 @@ impl Right {
     }
 }
 
-/// What a document says, if it is the one that was signed.
-fn read(text: &str, digest: &str, cluster: &ClusterId) -> Result<(Document, Policy), SnapshotError> {
+/// What a document says, if it is the one that was signed, and when that changes by itself.
+fn read(text: &str, digest: &str, cluster: &ClusterId) -> Result<(Document, Policy, Vec<i64>), SnapshotError> {
     if digest != snapshot::digest_of(text) {
         return Err(SnapshotError::Digest);
     }
     let document: Document =
         serde_json::from_str(text).map_err(|error| SnapshotError::Json(error.line(), error.column()))?;
     let policy = document.policy(cluster)?;
-    Ok((document, policy))
+    let windows = policy.iter().map(|assignment| assignment.window);
+    let mut changes: Vec<i64> = windows.flat_map(|window| [window.starts, window.ends]).flatten().collect();
+    changes.sort_unstable();
+    changes.dedup();
+    Ok((document, policy, changes))
 }
 
 fn seconds(now: SystemTime) -> i64 {

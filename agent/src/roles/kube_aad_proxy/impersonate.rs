@@ -11,6 +11,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use auth::{
+    kubernetes::RequestInfo,
     rbac::call::{RESERVED_PREFIX, verb_group},
     token::Identity,
 };
@@ -31,6 +32,9 @@ pub const STAGE: &str = "impersonate";
 
 /// The extra that names the real user behind a nested impersonation.
 pub const ORIGINAL_USER: &str = "towline.io/original-user";
+
+/// The extra that role guard gives to users, and nobody else: by which issuer's token they came to the apiserver.
+pub const ISSUER: &str = "towline.io/issuer";
 
 const USER: HeaderName = HeaderName::from_static("impersonate-user");
 const UID: HeaderName = HeaderName::from_static("impersonate-uid");
@@ -121,6 +125,24 @@ impl Names {
         let elsewhere = namespace.is_some_and(|namespace| !namespace.is_empty() && namespace != KUBE_SYSTEM);
         if is_plain_name(name) && ((kind == "group" && harmless) || elsewhere) { Ok(()) } else { self.may(kind, name) }
     }
+
+    /// Whether what an apiserver asks about the verb `impersonate` may be asked for at all: it asks of each part of
+    /// `kubectl --as` by a review of its own, and [`Subject::may_be_asked`] says the same of all parts at once. A
+    /// question without a name is about every name, also the reserved ones.
+    pub fn may_be_reviewed(&self, asked: &RequestInfo) -> bool {
+        const AUTHENTICATION: &str = "authentication.k8s.io";
+        let name = asked.name.as_str();
+        match (&*asked.api_group, &*asked.resource, &*asked.subresource) {
+            ("", "users", "") => self.may_ask("user", name).is_ok(),
+            ("", "groups", "") => self.may_ask("group", name).is_ok(),
+            ("", "serviceaccounts", "") => {
+                self.may_ask("user", &format!("{SERVICE_ACCOUNT}{}:{name}", asked.namespace)).is_ok()
+            }
+            (AUTHENTICATION, "uids", "") => is_plain_name(name),
+            (AUTHENTICATION, "userextras", key) => !is_agents_own(key) && is_plain_name(name),
+            _ => false,
+        }
+    }
 }
 
 /// Somebody who may be impersonated: proved by a token, or allowed by the cluster for somebody who was.
@@ -136,7 +158,7 @@ impl Subject {
     /// The user of a verified token, if none of the names is reserved. All groups or none: a group left out would be a
     /// wrong authorisation (docs/threats.md TH9).
     pub fn of(identity: &Identity, names: &Names) -> Result<Self, Refusal> {
-        let extra = identity.extra.iter().filter(|(key, _)| names.extras.contains(*key));
+        let extra = identity.extra.iter().filter(|(key, _)| names.extras.contains(*key) && !is_agents_own(key));
         let subject = Self {
             user: identity.username.clone(),
             uid: identity.uid.clone(),
@@ -162,8 +184,8 @@ impl Subject {
     pub fn may_be_asked(asked: &Asked, names: &Names) -> Result<(), Refusal> {
         names.may_ask("user", &asked.user)?;
         asked.groups.iter().try_for_each(|group| names.may_ask("group", group))?;
-        if asked.extra.contains_key(ORIGINAL_USER) {
-            return Err(Refusal::forbidden(STAGE, format!("extra {ORIGINAL_USER:?} is reserved")));
+        if let Some(key) = asked.extra.keys().find(|key| is_agents_own(key)) {
+            return Err(Refusal::forbidden(STAGE, format!("extra {key:?} is reserved")));
         }
         Ok(())
     }
@@ -357,6 +379,11 @@ pub(super) fn account_of(user: &str) -> Option<(&str, &str)> {
 /// The name of the node whose user name this is.
 pub(super) fn node_of(user: &str) -> Option<&str> {
     user.strip_prefix(NODE).filter(|name| is_subdomain(name))
+}
+
+/// Extras by which the cluster knows what only the agents can say. An apiserver reads keys without case.
+fn is_agents_own(key: &str) -> bool {
+    [ORIGINAL_USER, ISSUER].iter().any(|own| own.eq_ignore_ascii_case(key))
 }
 
 /// A DNS subdomain as Kubernetes reads it (RFC 1123).

@@ -144,7 +144,8 @@ impl Asking<'_> {
 
     /// Decides what an apiserver asks by a SubjectAccessReview: `info`, and for what is no resource its `path`. A verb of
     /// a call is decided as [`Self::call`] decides the call itself, so that the answer is the same on either way; the
-    /// apiserver asks for the verbs besides it (`escalate`, `bind`, `sign`) by further reviews.
+    /// apiserver asks for the verbs besides it (`escalate`, `bind`, `sign`) by further reviews. Of `impersonate` this says
+    /// only whether a role names the kind: which names may be asked for is for the caller to say.
     ///
     /// A review does not say whether a `get` is an upgrade. It is taken for one that only reads, as the cluster's own
     /// RBAC takes it; subresources that connect need the right to write all the same ([`data_action`]).
