@@ -14,6 +14,7 @@ use std::{
 };
 
 use rustls::{
+    pki_types::CertificateDer,
     server::{ClientHello, ResolvesServerCert},
     sign::CertifiedKey,
 };
@@ -35,6 +36,10 @@ pub const AUTHORITY_AHEAD: Duration = Duration::from_secs(365 * 86_400);
 pub const SERVER_LIFE: Duration = Duration::from_secs(90 * 86_400);
 /// See [`SERVER_LIFE`].
 pub const SERVER_RENEW_AT: Duration = Duration::from_secs(45 * 86_400);
+/// How far an authority may begin ahead of the clock, and how long before its end it is forgotten. Ahead it was made
+/// while the clock was wrong, and no client takes it before it begins; at its end the server's certificate, which ends
+/// with it, must already be followed by one of the next authority.
+const AUTHORITY_MARGIN: Duration = Duration::from_secs(86_400);
 /// By how much a certificate begins before it is made, for clocks that are behind.
 const BACKDATED: Duration = Duration::from_secs(3600);
 /// Authorities kept at once: one, and the next.
@@ -66,6 +71,8 @@ impl fmt::Debug for Kept {
 
 struct Generation {
     authority: Authority,
+    /// Of the authority's own certificate.
+    validity: Validity,
     client: Pair,
 }
 
@@ -96,17 +103,22 @@ impl Generation {
         let issued = authority.issue_client(client, validity)?;
         let client = Pair::read(&issued.certificate_pem, issued.key_pem());
         let client = client.ok_or(AuthorityError::Internal("what was made does not read back"))?;
-        Ok(Self { authority, client })
+        Ok(Self { authority, validity, client })
     }
 
     fn read(authority: (&str, &str), client: (&str, &str)) -> Option<Self> {
         let (authority, client) =
             (Authority::from_pem(authority.0, authority.1).ok()?, Pair::read(client.0, client.1)?);
-        Some(Self { authority, client })
+        let (validity, _) = facts::facts(authority.certificate())?;
+        Some(Self { authority, validity, client })
     }
 
-    fn has_ended(&self, now: SystemTime) -> bool {
-        self.authority.not_after() <= now
+    fn has_begun(&self, now: SystemTime) -> bool {
+        self.validity.not_before <= now
+    }
+
+    fn is_of_use(&self, now: SystemTime) -> bool {
+        self.has_begun(now + AUTHORITY_MARGIN) && now + AUTHORITY_MARGIN < self.validity.not_after
     }
 }
 
@@ -138,24 +150,27 @@ impl Webhook {
         kept
     }
 
-    /// Makes what is missing, has ended, or is to be followed; forgets authorities that have ended. `client` is the
-    /// client's name, `names` the server's. Whether anything has changed.
+    /// Makes what is missing, has ended, or is to be followed; forgets authorities that have ended, or will only begin.
+    /// `client` is the client's name, `names` the server's. Whether anything has changed.
     ///
     /// # Errors
     /// [`AuthorityError::Name`] for no name at all or one that no certificate can hold.
     pub fn renew(&mut self, client: &str, names: &[&str], now: SystemTime) -> Result<bool, AuthorityError> {
         let before = self.authorities.len();
-        self.authorities.retain(|generation| !generation.has_ended(now));
+        self.authorities.retain(|generation| generation.is_of_use(now));
         let mut changed = self.authorities.len() != before;
         let fresh = |generation: &Arc<Generation>| {
-            generation.client.holds(now) && now + AUTHORITY_AHEAD < generation.authority.not_after()
+            generation.client.holds(now)
+                && generation.has_begun(now)
+                && now + AUTHORITY_AHEAD < generation.validity.not_after
         };
         if !self.authorities.iter().any(fresh) {
             self.authorities.truncate(AUTHORITIES_MAX - 1);
             self.authorities.push(Arc::new(Generation::make(client, now)?));
             changed = true;
         }
-        let first = self.authorities.first().ok_or(AuthorityError::Internal("no authority"))?;
+        let begun = self.authorities.iter().find(|generation| generation.has_begun(now));
+        let first = begun.ok_or(AuthorityError::Internal("no authority"))?;
         let mut wanted: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
         wanted.sort_unstable();
         wanted.dedup();
@@ -168,7 +183,7 @@ impl Webhook {
                 && first.authority.is_issuer_of(&server.credentials)
         };
         if !self.server.as_ref().is_some_and(is_good) {
-            let not_after = (now + SERVER_LIFE).min(first.authority.not_after());
+            let not_after = (now + SERVER_LIFE).min(first.validity.not_after);
             let validity = Validity { not_before: now - BACKDATED, not_after };
             let wanted: Vec<&str> = wanted.iter().map(String::as_str).collect();
             let issued = first.authority.issue_server(&wanted, validity)?;
@@ -183,7 +198,12 @@ impl Webhook {
     /// # Errors
     /// Where there is none.
     pub fn roots(&self) -> Result<Roots, LoadError> {
-        Roots::from_der(self.authorities.iter().map(|generation| generation.authority.certificate().clone()).collect())
+        Roots::from_der(self.authorities())
+    }
+
+    /// Their certificates, the oldest first.
+    pub fn authorities(&self) -> Vec<CertificateDer<'static>> {
+        self.authorities.iter().map(|generation| generation.authority.certificate().clone()).collect()
     }
 
     /// For a client's settings: what it trusts, and its own newest certificate and key, as PEM.
@@ -280,6 +300,35 @@ mod tests {
         assert_eq!(webhook.authorities.len(), 1, "what has ended is forgotten");
         let server = webhook.server.as_ref().unwrap();
         assert!(webhook.authorities[0].authority.is_issuer_of(&server.credentials));
+    }
+
+    #[test]
+    fn z10_an_authority_that_begins_ahead_of_the_clock_signs_nothing() {
+        for ahead in [Duration::from_secs(2 * 3600), 365 * DAY] {
+            let mut webhook = Webhook::default();
+            webhook.renew(CLIENT, NAMES, begin() + ahead).unwrap();
+            let mut webhook = Webhook::read(&webhook.kept());
+            assert!(webhook.renew(CLIENT, NAMES, begin()).unwrap(), "the clock was put right");
+            let server = webhook.server.as_ref().unwrap();
+            let issuer = webhook.authorities.iter().find(|known| known.authority.is_issuer_of(&server.credentials));
+            assert!(issuer.unwrap().has_begun(begin()) && server.holds(begin()), "{ahead:?}");
+            assert!(webhook.authorities.last().unwrap().client.holds(begin()));
+            let made = webhook.authorities.len();
+            webhook.renew(CLIENT, NAMES, begin() + DAY / 2).unwrap();
+            assert_eq!(webhook.authorities.len(), made, "one is enough");
+        }
+    }
+
+    /// Looks are a minute apart, and a certificate that ends between two of them must not be the only one.
+    #[test]
+    fn z10_an_authority_is_followed_before_its_servers_certificate_ends() {
+        let mut webhook = made();
+        let mut now = begin();
+        while now < begin() + 3660 * DAY {
+            webhook.renew(CLIENT, NAMES, now).unwrap();
+            assert!(webhook.server.as_ref().unwrap().holds(now + DAY / 2), "{:?}", now.duration_since(begin()));
+            now += DAY / 2;
+        }
     }
 
     #[test]

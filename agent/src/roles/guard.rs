@@ -12,24 +12,27 @@
 //! |---|---|
 //! | [`access`] | what somebody may do, in guard's order and with its reasons; the cache of decisions |
 //! | [`answer`] | a request and its answer; the bounds of both |
+//! | [`handshakes`] | the TLS handshakes in progress, and their bounds |
 //! | [`keeper`] | the certificates: made, kept and renewed here, and the files that the apiserver is given (Z10) |
 //! | [`review`] | the two kinds of questions, read and written |
 //! | [`token`] | whose a token is |
 
 pub mod access;
 pub mod answer;
+pub mod handshakes;
 pub mod keeper;
 pub mod review;
 pub mod token;
 
 use std::{
     net::{IpAddr, SocketAddr},
-    sync::Arc,
+    sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
-use daemon::{Shutdown, TaskGroup};
+use daemon::{Phase, Shutdown, TaskGroup};
 use futures_util::future::BoxFuture;
+use http::{HeaderValue, header};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
@@ -38,7 +41,8 @@ use tokio_rustls::TlsAcceptor;
 use self::{
     access::Access,
     answer::Desk,
-    keeper::{Keeper, Published, Store},
+    handshakes::{Handshake, Handshakes},
+    keeper::{Keeper, Published, Store, Withdrawal},
     token::Tokens,
 };
 use super::{Entry, Role, parts::Parts};
@@ -46,7 +50,7 @@ use crate::{
     BuildError, chain,
     config::{self, Deployment},
     metrics,
-    peers::{Peers, Place},
+    peers::Peers,
 };
 
 /// This role's name.
@@ -64,17 +68,21 @@ pub const ENTRY: Entry = Entry {
 };
 
 /// Handshakes at once, in all and from one address. Apart from connections, so that who has no certificate takes no
-/// place of the apiserver's.
-const HANDSHAKES_MAX: usize = 256;
+/// place of the apiserver's; and behind one address there may be others than the apiserver.
+const HANDSHAKES_MAX: usize = 4096;
 const HANDSHAKES_PER_PEER: usize = 64;
 /// Connections at once, in all and from one address: several apiservers may be behind one.
 const CONNECTIONS_MAX: usize = 1024;
 const CONNECTIONS_PER_PEER: usize = 512;
 /// How long a handshake may take.
-const HANDSHAKE: Duration = Duration::from_secs(5);
+const HANDSHAKE: Duration = Duration::from_secs(2);
 /// How long a connection may be idle, and a head may take: longer than an apiserver keeps an idle connection (90 s), so
 /// that it is the one that closes it.
 const IDLE: Duration = Duration::from_secs(120);
+/// How long connections are taken after draining has begun: so long the cluster's machines may still send some here.
+const LINGERS: Duration = Duration::from_secs(5);
+/// How long a connection that must end may take for what it is answering.
+const ENDS: Duration = Duration::from_secs(10);
 /// Connections that wait to be accepted, at most.
 const BACKLOG: u32 = 1024;
 /// After a failed accept, such as without free files.
@@ -101,24 +109,29 @@ pub enum SetupError {
 
 /// The role.
 pub struct Guard {
-    listener: TcpListener,
+    address: Option<SocketAddr>,
+    /// None once it has drained: what still comes is refused, and does not wait in vain.
+    listener: Mutex<Option<Arc<TcpListener>>>,
     published: Published,
     keeper: Keeper,
     desk: Arc<Desk>,
-    handshakes: Peers,
+    handshakes: Handshakes,
     connections: Peers,
+    lingers: Duration,
 }
 
 impl Guard {
     /// Serves on `listener`, with what `keeper` looks after.
     pub fn new(listener: TcpListener, keeper: Keeper, desk: Desk) -> Self {
         Self {
-            listener,
+            address: listener.local_addr().ok(),
+            listener: Mutex::new(Some(Arc::new(listener))),
             published: keeper.published.clone(),
             keeper,
             desk: Arc::new(desk),
-            handshakes: Peers::new(HANDSHAKES_MAX, HANDSHAKES_PER_PEER),
+            handshakes: Handshakes::new(HANDSHAKES_MAX, HANDSHAKES_PER_PEER),
             connections: Peers::new(CONNECTIONS_MAX, CONNECTIONS_PER_PEER),
+            lingers: LINGERS,
         }
     }
 
@@ -152,10 +165,9 @@ impl Guard {
         Ok(Self::new(listener, keeper, Desk::new(tokens, access, parts.clock.clone())))
     }
 
-    async fn accept(&self) {
-        let tasks = TaskGroup::new("guard");
+    async fn accept(&self, listener: &TcpListener, tasks: &TaskGroup, (shutdown, ending): (&Shutdown, &Shutdown)) {
         loop {
-            let (socket, peer) = match self.listener.accept().await {
+            let (socket, peer) = match listener.accept().await {
                 Ok(accepted) => accepted,
                 Err(err) => {
                     tracing::warn!(error = %err, "cannot accept a connection of the apiserver");
@@ -163,19 +175,28 @@ impl Guard {
                     continue;
                 }
             };
-            let (Some(tls), Some(place)) = (self.published.acceptor(), self.handshakes.take(peer.ip())) else {
+            let withdrawal = self.published.withdrawal();
+            let Some(tls) = self.published.acceptor() else {
                 metrics::guard_refused("limit");
                 continue;
             };
             let connection = Connection {
                 peer: peer.ip(),
-                place,
+                handshake: self.handshakes.begin(peer.ip()),
+                withdrawal,
+                shutdown: shutdown.clone(),
+                ending: ending.clone(),
                 published: self.published.clone(),
                 connections: self.connections.clone(),
                 desk: self.desk.clone(),
             };
             tasks.spawn("connection", connection.serve(socket, tls));
         }
+    }
+
+    async fn lingered(&self, shutdown: &Shutdown) {
+        shutdown.draining().await;
+        tokio::time::sleep(self.lingers).await;
     }
 }
 
@@ -188,8 +209,11 @@ fn listen(address: SocketAddr) -> std::io::Result<TcpListener> {
 
 struct Connection {
     peer: IpAddr,
-    /// Of handshakes.
-    place: Place<IpAddr>,
+    handshake: Handshake,
+    withdrawal: Withdrawal,
+    shutdown: Shutdown,
+    /// Drains when connections must end.
+    ending: Shutdown,
     published: Published,
     connections: Peers,
     desk: Arc<Desk>,
@@ -197,9 +221,13 @@ struct Connection {
 
 impl Connection {
     async fn serve(self, socket: TcpStream, tls: TlsAcceptor) {
-        let Self { peer, place, published, connections, desk } = self;
+        let Self { peer, handshake, mut withdrawal, shutdown, ending, published, connections, desk } = self;
         let _ = socket.set_nodelay(true);
-        let io = match tokio::time::timeout(HANDSHAKE, tls.accept(socket)).await {
+        let accepted = tokio::select! {
+            accepted = tokio::time::timeout(HANDSHAKE, tls.accept(socket)) => accepted,
+            () = handshake.displaced() => return metrics::guard_refused("limit"),
+        };
+        let io = match accepted {
             Ok(Ok(io)) => io,
             Ok(Err(err)) => {
                 metrics::guard_refused("tls");
@@ -207,14 +235,21 @@ impl Connection {
             }
             Err(_) => return metrics::guard_refused("timeout"),
         };
-        drop(place);
+        drop(handshake);
         if let Some(own) = io.get_ref().1.peer_certificates().and_then(<[_]>::first) {
             published.presented(own);
         }
         let Some(_place) = connections.take(peer) else { return metrics::guard_refused("limit") };
         let service = service_fn(move |request| {
-            let desk = desk.clone();
-            async move { Ok::<_, std::convert::Infallible>(desk.answer(request).await) }
+            let (desk, shutdown) = (desk.clone(), shutdown.clone());
+            async move {
+                let mut response = desk.answer(request).await;
+                // An apiserver that is told takes its next question elsewhere, and loses none.
+                if shutdown.phase() != Phase::Ready {
+                    response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+                }
+                Ok::<_, std::convert::Infallible>(response)
+            }
         });
         let served = hyper::server::conn::http1::Builder::new()
             .timer(TokioTimer::new())
@@ -222,7 +257,20 @@ impl Connection {
             .max_buf_size(HEAD_BYTES)
             .max_headers(HEAD_LINES)
             .serve_connection(TokioIo::new(io), service);
-        if let Err(err) = served.await {
+        let mut served = std::pin::pin!(served);
+        let ended = tokio::select! {
+            ended = served.as_mut() => Some(ended),
+            () = withdrawal.withdrawn() => None,
+            () = ending.draining() => None,
+        };
+        let ended = match ended {
+            Some(ended) => ended,
+            None => {
+                served.as_mut().graceful_shutdown();
+                tokio::time::timeout(ENDS, served).await.unwrap_or(Ok(()))
+            }
+        };
+        if let Err(err) = ended {
             tracing::debug!(error = chain(&err), "a connection of the apiserver broke off");
         }
     }
@@ -238,18 +286,26 @@ impl Role for Guard {
     }
 
     fn address(&self) -> Option<SocketAddr> {
-        self.listener.local_addr().ok()
+        self.address
     }
 
-    /// Serves until the process drains: another pod answers then, and an apiserver asks again where a connection ends.
+    /// Serves until the process drains, and a while longer: an apiserver that is cut off, or refused, does not ask
+    /// again, and whoever it asked about is refused there.
     fn run(&self, shutdown: Shutdown) -> BoxFuture<'_, ()> {
         Box::pin(async move {
+            let listener = self.listener.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            let Some(listener) = listener else { return };
+            let (tasks, ending) = (TaskGroup::new("guard"), Shutdown::new());
             tokio::select! {
                 biased;
-                () = shutdown.draining() => {}
+                () = self.lingered(&shutdown) => {}
                 () = self.keeper.keep() => {}
-                () = self.accept() => {}
+                () = self.accept(&listener, &tasks, (&shutdown, &ending)) => {}
             }
+            drop(listener);
+            drop(self.listener.lock().unwrap_or_else(PoisonError::into_inner).take());
+            ending.drain();
+            let _ = tokio::time::timeout(ENDS, tasks.join()).await;
         })
     }
 }

@@ -9,6 +9,7 @@ use http_body::Body;
 use http_body_util::{BodyExt as _, Full, LengthLimitError, Limited};
 use serde_json::{Value, json};
 use tokio::{sync::Semaphore, time::timeout};
+use types::limits;
 
 use super::{
     access::Access,
@@ -21,20 +22,31 @@ use crate::{identity::clock::SharedClock, metrics};
 pub const TOKENS: &str = "/tokenreviews";
 /// What somebody may do.
 pub const ACCESS: &str = "/subjectaccessreviews";
-/// Bytes of a question at most. The largest that an apiserver makes has a user with 10,000 groups.
+/// Bytes of a question about rights at most. The largest that an apiserver makes has a user with 10,000 groups.
 pub const BODY_BYTES: usize = 1024 * 1024;
-/// Questions that are read and judged at once: they hold their bodies meanwhile.
-const AT_ONCE: usize = 64;
-/// How long a question may wait for its turn, and take in all: an apiserver asks again after ten seconds.
+/// Bytes of a question about a token at most: one of the longest that is judged, and what is around it.
+pub const TOKEN_BODY_BYTES: usize = limits::TOKEN_BYTES + 16 * 1024;
+/// Questions about rights that are read at once: they hold their bodies meanwhile, and are decided as soon as they are
+/// read.
+const READ_AT_ONCE: usize = 64;
+/// Tokens that are judged at once. Everybody who reaches the apiserver can have it ask about a token, and have that
+/// wait for an issuer's keys. So these have turns of their own, fewer than there are connections of one apiserver
+/// ([`super::CONNECTIONS_PER_PEER`]), and nobody waits for one with a connection in hand.
+pub(super) const TOKENS_AT_ONCE: usize = 256;
+/// How long a question about rights may wait for its turn, and any may take in all: an apiserver asks again after ten
+/// seconds.
 const TURN: Duration = Duration::from_secs(2);
 const DEADLINE: Duration = Duration::from_secs(8);
+/// Seconds until whoever had no turn asks again. An apiserver asks again for this header, or 429, and not for 503.
+const AGAIN: HeaderValue = HeaderValue::from_static("1");
 
 /// Where questions are asked and answered.
 pub struct Desk {
     tokens: Tokens,
     access: Access,
     clock: SharedClock,
-    turns: Semaphore,
+    reading: Semaphore,
+    tokens_at_once: Semaphore,
 }
 
 /// Why there is no review.
@@ -49,7 +61,8 @@ impl From<Malformed> for Refused {
 impl Desk {
     /// Answers by both.
     pub fn new(tokens: Tokens, access: Access, clock: SharedClock) -> Self {
-        Self { tokens, access, clock, turns: Semaphore::new(AT_ONCE) }
+        let (reading, tokens_at_once) = (Semaphore::new(READ_AT_ONCE), Semaphore::new(TOKENS_AT_ONCE));
+        Self { tokens, access, clock, reading, tokens_at_once }
     }
 
     /// Answers one request.
@@ -90,27 +103,41 @@ impl Desk {
         B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
     {
         let busy =
-            |_| Refused(StatusCode::SERVICE_UNAVAILABLE, format!("{AT_ONCE} reviews are judged at once; ask again"));
-        let _turn = timeout(TURN, self.turns.acquire()).await.map_err(busy)?;
-        let body = Limited::new(body, BODY_BYTES).collect().await.map_err(|err| {
-            if err.downcast_ref::<LengthLimitError>().is_some() {
-                Refused(StatusCode::PAYLOAD_TOO_LARGE, format!("a review has at most {BODY_BYTES} bytes"))
-            } else {
-                Refused(StatusCode::BAD_REQUEST, "the body of the review cannot be read".to_owned())
+            || Refused(StatusCode::TOO_MANY_REQUESTS, "too many reviews are judged at once; ask again".to_owned());
+        match kind {
+            Kind::Token => {
+                let _turn = self.tokens_at_once.try_acquire().map_err(|_| busy())?;
+                let (version, spec) = kind.read(&read(body, TOKEN_BODY_BYTES).await?)?;
+                let (status, outcome) = self.tokens.review(review::token(&spec)?).await;
+                Ok((kind.answer(version, &status), outcome))
             }
-        })?;
-        let body = body.to_bytes();
-        let (version, spec) = kind.read(&body)?;
-        let (status, outcome) = match kind {
-            Kind::Token => self.tokens.review(review::token(&spec)?).await,
             Kind::Access => {
+                let body = {
+                    let _turn = timeout(TURN, self.reading.acquire()).await.map_err(|_| busy())?;
+                    read(body, BODY_BYTES).await?
+                };
+                let (version, spec) = kind.read(&body)?;
                 let question = Question::read(version, spec)?;
                 let decision = self.access.decide(&question, sha256(&body), self.clock.now());
-                (decision.status(), decision.as_str())
+                Ok((kind.answer(version, &decision.status()), decision.as_str()))
             }
-        };
-        Ok((kind.answer(version, &status), outcome))
+        }
     }
+}
+
+async fn read<B>(body: B, most: usize) -> Result<Bytes, Refused>
+where
+    B: Body,
+    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
+    let read = Limited::new(body, most).collect().await.map_err(|err| {
+        if err.downcast_ref::<LengthLimitError>().is_some() {
+            Refused(StatusCode::PAYLOAD_TOO_LARGE, format!("a review of this kind has at most {most} bytes"))
+        } else {
+            Refused(StatusCode::BAD_REQUEST, "the body of the review cannot be read".to_owned())
+        }
+    })?;
+    Ok(read.to_bytes())
 }
 
 fn sha256(body: &[u8]) -> [u8; 32] {
@@ -124,7 +151,11 @@ fn refuse(status: StatusCode, message: &str) -> Response<Full<Bytes>> {
         "apiVersion": "v1", "kind": "Status", "metadata": {}, "status": "Failure", "message": message,
         "code": status.as_u16(),
     });
-    respond(status, &status_object)
+    let mut response = respond(status, &status_object);
+    if status == StatusCode::TOO_MANY_REQUESTS {
+        response.headers_mut().insert(header::RETRY_AFTER, AGAIN);
+    }
+    response
 }
 
 fn respond(status: StatusCode, body: &Value) -> Response<Full<Bytes>> {

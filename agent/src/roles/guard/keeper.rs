@@ -9,10 +9,7 @@ use std::{
     collections::BTreeMap,
     io,
     path::{Path, PathBuf},
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant, SystemTime},
 };
 
@@ -26,6 +23,7 @@ use kube::{
 };
 use rustls::pki_types::CertificateDer;
 use serde_json::{Map, Value, json};
+use tokio::{sync::watch, time};
 use tokio_rustls::TlsAcceptor;
 
 use super::answer;
@@ -52,8 +50,12 @@ pub const CLIENT: &str = "towline-guard-apiserver";
 const FILES: [&str; 6] = ["ca.crt", "ca.key", "client.crt", "client.key", "tls.crt", "tls.key"];
 /// Who writes them, in their managed fields.
 const MANAGER: &str = super::NAME;
-/// How often the certificates are looked at.
-const LOOK: Duration = Duration::from_secs(3600);
+/// How often the certificates are looked at. Whoever empties the Secret has the next ones this soon, in every pod.
+pub(super) const LOOK: Duration = Duration::from_secs(60);
+/// How long a certificate is remembered that an apiserver showed: one that keeps its connections shows none for hours.
+const SHOWN: Duration = Duration::from_secs(25 * 3600);
+/// Certificates of apiservers that are remembered at most; guard's authorities sign two.
+const SHOWN_MAX: usize = 16;
 /// How long before a certificate ends it is warned of.
 const WARN: Duration = Duration::from_secs(30 * 86_400);
 
@@ -61,8 +63,33 @@ const WARN: Duration = Duration::from_secs(30 * 86_400);
 #[derive(Clone, Default)]
 pub struct Published {
     config: Arc<ArcSwapOption<rustls::ServerConfig>>,
-    /// The earliest end of a certificate that an apiserver showed since the last look, seconds since 1970; 0 for none.
-    presented: Arc<AtomicU64>,
+    authorities: watch::Sender<Authorities>,
+    presented: Arc<Mutex<BTreeMap<SystemTime, time::Instant>>>,
+}
+
+/// Whose certificates are taken.
+#[derive(Default)]
+struct Authorities {
+    trusted: Vec<CertificateDer<'static>>,
+    /// How often one of them has gone.
+    gone: u64,
+}
+
+/// Tells when connections must end that were accepted until now.
+pub struct Withdrawal {
+    authorities: watch::Receiver<Authorities>,
+    gone: u64,
+}
+
+impl Withdrawal {
+    /// Completes when an authority is not trusted any more, be it the connection's own or not: it is seldom, and an
+    /// apiserver that is still trusted connects again. Cancel-safe.
+    pub async fn withdrawn(&mut self) {
+        let gone = self.gone;
+        if self.authorities.wait_for(|authorities| authorities.gone != gone).await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    }
 }
 
 impl Published {
@@ -75,14 +102,40 @@ impl Published {
     pub fn presented(&self, own: &CertificateDer<'_>) {
         let ends = certs::authority_facts(own).1;
         metrics::guard_certificate_ends("presented", ends);
-        let seconds = ends.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
-        let earliest = |known: u64| Some(if known == 0 { seconds } else { known.min(seconds) });
-        let _ = self.presented.fetch_update(Ordering::Relaxed, Ordering::Relaxed, earliest);
+        let mut shown = self.shown();
+        shown.insert(ends, time::Instant::now());
+        if shown.len() > SHOWN_MAX {
+            shown.pop_last();
+        }
     }
 
-    fn take_presented(&self) -> Option<SystemTime> {
-        let seconds = self.presented.swap(0, Ordering::Relaxed);
-        (seconds > 0).then(|| SystemTime::UNIX_EPOCH + Duration::from_secs(seconds))
+    /// Tells when what is accepted by [`Self::acceptor`] after this call must end.
+    pub fn withdrawal(&self) -> Withdrawal {
+        let authorities = self.authorities.subscribe();
+        let gone = authorities.borrow().gone;
+        Withdrawal { authorities, gone }
+    }
+
+    fn publish(&self, config: rustls::ServerConfig, trusted: Vec<CertificateDer<'static>>) {
+        self.config.store(Some(Arc::new(config)));
+        self.authorities.send_if_modified(|known| {
+            let gone = known.trusted.iter().any(|authority| !trusted.contains(authority));
+            known.gone += u64::from(gone);
+            known.trusted = trusted;
+            gone
+        });
+    }
+
+    /// By their ends, when certificates were last shown by apiservers.
+    fn shown(&self) -> MutexGuard<'_, BTreeMap<SystemTime, time::Instant>> {
+        self.presented.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The earliest end of a certificate that an apiserver showed of late.
+    fn earliest_shown(&self) -> Option<SystemTime> {
+        let mut shown = self.shown();
+        shown.retain(|_, last| last.elapsed() < SHOWN);
+        shown.keys().next().copied()
     }
 }
 
@@ -114,22 +167,35 @@ impl Keeper {
     /// Keeps them fresh, for ever.
     pub async fn keep(&self) {
         let mut backoff = Backoff::new(AGAIN);
+        let mut told = Vec::new();
         loop {
-            let wait = match self.look().await {
+            let (wait, warnings) = match self.look().await {
                 Ok(warnings) => {
                     backoff.reset();
-                    warnings.iter().for_each(|warning| tracing::warn!(warning, "a certificate of guard ends soon"));
-                    self.health.warnings(warnings);
-                    self.health.running();
-                    LOOK
+                    (LOOK, warnings)
                 }
                 Err(problem) => {
-                    tracing::warn!(error = problem, "guard's certificates are not kept and published");
-                    self.health.failing("CertificateNotKept", &problem);
-                    backoff.failed(Instant::now(), 0.5 + random_unit() / 2.0)
+                    let wait = backoff.failed(Instant::now(), 0.5 + random_unit() / 2.0).min(LOOK);
+                    if self.published.acceptor().is_none() {
+                        tracing::warn!(error = problem, "guard has no certificates yet");
+                        self.health.failing("CertificateNotKept", &problem);
+                        time::sleep(wait).await;
+                        continue;
+                    }
+                    (wait, vec![format!("guard's certificates cannot be looked after: {problem}")])
                 }
             };
-            tokio::time::sleep(wait).await;
+            if told != warnings {
+                warnings
+                    .iter()
+                    .for_each(|warning| tracing::warn!(warning, "something is wrong with guard's certificates"));
+                told.clone_from(&warnings);
+            }
+            self.health.warnings(warnings);
+            // What was published is served, whatever else fails: a pod that said otherwise would be taken from the
+            // Service, and all of them fail alike.
+            self.health.running();
+            time::sleep(wait).await;
         }
     }
 
@@ -159,7 +225,7 @@ impl Keeper {
         let shown = webhook.shown(Arc::new(move || clock.now()));
         let roots = webhook.roots().map_err(|err| chain(&err))?;
         let config = certs::tls::server_inside_for(shown, &roots, CLIENT).map_err(|err| chain(&err))?;
-        self.published.config.store(Some(Arc::new(config)));
+        self.published.publish(config, webhook.authorities());
         Ok(())
     }
 
@@ -175,7 +241,7 @@ impl Keeper {
             metrics::guard_certificate_ends("server", server);
             soon(server, "guard's own certificate", "it should have been renewed long ago: see the errors before this");
         }
-        if let Some(presented) = self.published.take_presented() {
+        if let Some(presented) = self.published.earliest_shown() {
             let to_do = format!(
                 "give the apiserver the files of Secret {MANIFESTS} in {MANIFESTS_NAMESPACE} again and restart it"
             );

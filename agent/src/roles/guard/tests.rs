@@ -1,6 +1,12 @@
 //! Guard on real TLS sockets, and what it decides.
 
-use std::{path::Path, time::SystemTime};
+use std::{
+    path::Path,
+    pin::Pin,
+    sync::atomic::{AtomicUsize, Ordering},
+    task::{Context, Poll},
+    time::SystemTime,
+};
 
 use auth::{
     rbac::{
@@ -16,6 +22,7 @@ use auth::{
 };
 use bytes::Bytes;
 use certs::{Authority, Credentials, Roots, Validity};
+use futures_util::FutureExt as _;
 use http::{Request, StatusCode};
 use http_body_util::{BodyExt as _, Full};
 use rustls::pki_types::ServerName;
@@ -27,7 +34,7 @@ use crate::{
     identity::clock::{SharedClock, SystemClock, TokioClock},
     roles::{
         guard::review::Question,
-        health::Health,
+        health::{Health, State},
         kube_aad_proxy::{
             admit::{Credential, Scheme},
             authenticate::{Authenticated, Authenticator},
@@ -127,7 +134,12 @@ impl Drop for Served {
 async fn serve(site: &Site, dir: &Path) -> Served {
     let keeper = keeper(dir, Arc::new(SystemClock));
     keeper.look().await.unwrap();
-    let guard = Guard::new(listen("127.0.0.1:0".parse().unwrap()).unwrap(), keeper, site.desk());
+    serve_by(site, keeper)
+}
+
+fn serve_by(site: &Site, keeper: Keeper) -> Served {
+    let mut guard = Guard::new(listen("127.0.0.1:0".parse().unwrap()).unwrap(), keeper, site.desk());
+    guard.lingers = Duration::from_secs(600);
     let (address, shutdown, tasks) = (guard.address().unwrap(), Shutdown::new(), TaskGroup::new("test"));
     let until = shutdown.clone();
     tasks.spawn("guard", async move { guard.run(until).await });
@@ -148,22 +160,38 @@ fn as_apiserver(dir: &Path, file: &str) -> (String, Roots, Credentials) {
 
 type Answer = Result<(StatusCode, Value), Box<dyn std::error::Error + Send + Sync>>;
 
-async fn ask(address: SocketAddr, tls: rustls::ClientConfig, path: &str, body: impl Into<Bytes>) -> Answer {
+type Connected = (
+    hyper::client::conn::http1::SendRequest<Full<Bytes>>,
+    hyper::client::conn::http1::Connection<TokioIo<tokio_rustls::client::TlsStream<TcpStream>>, Full<Bytes>>,
+);
+
+async fn connect(
+    address: SocketAddr,
+    tls: rustls::ClientConfig,
+) -> Result<Connected, Box<dyn std::error::Error + Send + Sync>> {
     let socket = TcpStream::connect(address).await?;
     let name = ServerName::try_from("127.0.0.1").unwrap();
     let io = tokio_rustls::TlsConnector::from(Arc::new(tls)).connect(name, socket).await?;
-    let (mut send, connection) = hyper::client::conn::http1::handshake(TokioIo::new(io)).await?;
+    Ok(hyper::client::conn::http1::handshake(TokioIo::new(io)).await?)
+}
+
+async fn ask(address: SocketAddr, tls: rustls::ClientConfig, path: &str, body: impl Into<Bytes>) -> Answer {
+    let (mut send, connection) = connect(address, tls).await?;
     let request = Request::post(path).body(Full::new(body.into()))?;
-    let asking = async {
+    let mut asking = std::pin::pin!(async {
         let answer = send.send_request(request).await?;
         let status = answer.status();
         let body = answer.into_body().collect().await?.to_bytes();
         Ok((status, serde_json::from_slice(&body)?))
-    };
+    });
     tokio::select! {
         biased;
-        answer = asking => answer,
-        ended = connection => Err(format!("the connection ended: {ended:?}").into()),
+        answer = asking.as_mut() => answer,
+        // One that ends behind its answer has the answer.
+        ended = connection => match ended {
+            Ok(()) => asking.await,
+            Err(err) => Err(err.into()),
+        },
     }
 }
 
@@ -261,15 +289,118 @@ async fn z1_reviews_are_answered_in_their_version_and_others_are_400() {
     assert_eq!(ask("/other", String::new()).await.unwrap().0, StatusCode::NOT_FOUND);
 }
 
+/// A body of so many frames of 16 KiB, which counts those that were read; with none left it ends, or never does.
+struct Frames {
+    left: usize,
+    read: Arc<AtomicUsize>,
+    ends: bool,
+}
+
+impl http_body::Body for Frames {
+    type Data = Bytes;
+    type Error = std::convert::Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<http_body::Frame<Bytes>, Self::Error>>> {
+        if self.left == 0 {
+            return if self.ends { Poll::Ready(None) } else { Poll::Pending };
+        }
+        self.left -= 1;
+        self.read.fetch_add(1, Ordering::Relaxed);
+        Poll::Ready(Some(Ok(http_body::Frame::data(Bytes::from(vec![b' '; 16 * 1024])))))
+    }
+}
+
 #[tokio::test]
 async fn z1_a_large_review_is_refused_and_read_no_further() {
     let desk = site().desk();
-    let large = Request::post(answer::TOKENS).body(Full::new(Bytes::from(vec![b' '; 10 * 1024 * 1024]))).unwrap();
-    assert_eq!(desk.answer(large).await.status(), StatusCode::PAYLOAD_TOO_LARGE);
+    for (path, most) in [(answer::TOKENS, answer::TOKEN_BODY_BYTES), (answer::ACCESS, answer::BODY_BYTES)] {
+        let read = Arc::new(AtomicUsize::new(0));
+        let large = Frames { left: 10_000, read: read.clone(), ends: true };
+        let answer = desk.answer(Request::post(path).body(large).unwrap()).await;
+        assert_eq!(answer.status(), StatusCode::PAYLOAD_TOO_LARGE);
+        assert_eq!(read.load(Ordering::Relaxed), most / (16 * 1024) + 1, "{path}");
+    }
     let get = Request::get(answer::TOKENS).body(Full::<Bytes>::default()).unwrap();
     assert_eq!(desk.answer(get).await.status(), StatusCode::METHOD_NOT_ALLOWED);
     let healthy = Request::get("/readyz").body(Full::<Bytes>::default()).unwrap();
     assert_eq!(desk.answer(healthy).await.status(), StatusCode::OK);
+}
+
+/// Everybody can have an apiserver ask about tokens, as many as they like.
+#[tokio::test]
+async fn z1_tokens_that_hang_keep_no_review_of_rights_waiting() {
+    let site = site();
+    site.tell(1, true, "", Duration::from_secs(3600)).await;
+    let desk = Arc::new(site.desk());
+    let tasks = TaskGroup::new("test");
+    let read = Arc::new(AtomicUsize::new(0));
+    for _ in 0..answer::TOKENS_AT_ONCE {
+        let (desk, body) = (desk.clone(), Frames { left: 1, read: read.clone(), ends: false });
+        let request = Request::post(answer::TOKENS).body(body).unwrap();
+        tasks.spawn("token", async move { drop(desk.answer(request).await) });
+    }
+    while read.load(Ordering::Relaxed) < answer::TOKENS_AT_ONCE {
+        tokio::task::yield_now().await;
+    }
+    let ask = |path: &str, body: String| {
+        desk.answer(Request::post(path).body(Full::new(Bytes::from(body))).unwrap()).now_or_never().expect("no wait")
+    };
+    let answer = ask(answer::ACCESS, access_review(&pods("dev")).to_string());
+    let body = answer.into_body().collect().await.unwrap().to_bytes();
+    assert_eq!(serde_json::from_slice::<Value>(&body).unwrap()["status"]["allowed"], true);
+    let answer = ask(answer::TOKENS, token_review("v1", "x"));
+    assert_eq!(answer.status(), StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(answer.headers()["retry-after"], "1", "an apiserver asks again only if it is told to");
+}
+
+/// An apiserver does not ask again where a connection ends without an answer, or is refused.
+#[tokio::test]
+async fn z1_a_guard_that_drains_answers_what_still_comes() {
+    let (site, dir) = (site(), tempfile::tempdir().unwrap());
+    let served = serve(&site, dir.path()).await;
+    let (_, roots, own) = as_apiserver(dir.path(), keeper::TOKENS_FILE);
+    let review = || Request::post(answer::TOKENS).body(Full::new(Bytes::from(token_review("v1", "x")))).unwrap();
+    let (mut send, connection) = connect(served.address, client(&roots, &own)).await.unwrap();
+    let tasks = TaskGroup::new("test");
+    let connection = tasks.spawn_task("connection", connection);
+    let before = send.send_request(review()).await.unwrap();
+    assert_eq!((before.status(), before.headers().get("connection")), (StatusCode::OK, None));
+    drop(before.into_body().collect().await.unwrap());
+    served.shutdown.drain();
+    let last = send.send_request(review()).await.unwrap();
+    assert_eq!((last.status(), last.headers()["connection"].as_bytes()), (StatusCode::OK, b"close".as_slice()));
+    drop(last.into_body().collect().await.unwrap());
+    let _ = connection.await;
+    let late = ask(served.address, client(&roots, &own), answer::TOKENS, token_review("v1", "x")).await.unwrap();
+    assert_eq!(late.0, StatusCode::OK, "a new connection");
+}
+
+#[tokio::test]
+async fn z1_a_guard_that_has_drained_ends_its_connections_and_refuses_others() {
+    let (site, dir) = (site(), tempfile::tempdir().unwrap());
+    let keeper = keeper(dir.path(), Arc::new(SystemClock));
+    keeper.look().await.unwrap();
+    let mut guard = Guard::new(listen("127.0.0.1:0".parse().unwrap()).unwrap(), keeper, site.desk());
+    guard.lingers = Duration::ZERO;
+    let (address, shutdown) = (guard.address().unwrap(), Shutdown::new());
+    let until = shutdown.clone();
+    let tasks = TaskGroup::new("test");
+    let running = tasks.spawn_task("guard", async move {
+        guard.run(until).await;
+        guard
+    });
+    let (_, roots, own) = as_apiserver(dir.path(), keeper::TOKENS_FILE);
+    let (mut send, connection) = connect(address, client(&roots, &own)).await.unwrap();
+    let connection = tasks.spawn_task("connection", connection);
+    let review = Request::post(answer::TOKENS).body(Full::new(Bytes::from(token_review("v1", "x")))).unwrap();
+    assert_eq!(send.send_request(review).await.unwrap().status(), StatusCode::OK);
+    shutdown.drain();
+    let _guard = running.await.unwrap();
+    let _ = connection.await;
+    assert!(TcpStream::connect(address).await.is_err(), "nobody waits for an answer that does not come");
 }
 
 /// Whoever comes straight to the apiserver is the one whom the proxy would impersonate.
@@ -551,5 +682,78 @@ async fn z10_a_certificate_that_ends_within_30_days_is_warned_of() {
     present(40);
     let warnings = keeper.look().await.unwrap();
     assert!(warnings.len() == 1 && warnings[0].contains("towline-guard-manifests"), "{warnings:?}");
-    assert_eq!(keeper.look().await.unwrap(), Vec::<String>::new(), "nobody has shown it since");
+    tokio::time::advance(Duration::from_secs(86_400)).await;
+    assert_eq!(keeper.look().await.unwrap(), warnings, "an apiserver that keeps its connections shows none for a day");
+    present(40);
+    tokio::time::advance(Duration::from_secs(2 * 3600)).await;
+    assert_eq!(keeper.look().await.unwrap(), Vec::<String>::new(), "nobody has shown it for more than a day");
+}
+
+/// Readiness is by the role's state: the pods would all leave the Service at once, and nobody would be answered.
+#[tokio::test(start_paused = true)]
+async fn z10_a_look_that_fails_leaves_a_guard_that_serves_running() {
+    let dir = tempfile::tempdir().unwrap();
+    let clock: SharedClock = Arc::new(TokioClock::new(SystemTime::now()));
+    let health = Health::default();
+    let keeper = Keeper { health: health.of(NAME), ..keeper(dir.path(), clock) };
+    let published = keeper.published.clone();
+    let mut changes = health.changes();
+    let mut next = async || {
+        changes.changed().await.unwrap();
+        health.all().remove(NAME).unwrap()
+    };
+    // Nothing can be written where a folder is.
+    let blocked = dir.path().join("ca.crt");
+    std::fs::create_dir(&blocked).unwrap();
+    let tasks = TaskGroup::new("test");
+    tasks.spawn("keeper", async move { keeper.keep().await });
+    let before = next().await;
+    assert!(before.state == State::Failing && published.acceptor().is_none(), "nothing to serve yet: {before:?}");
+    std::fs::remove_dir(&blocked).unwrap();
+    assert_eq!(next().await.state, State::Running);
+    for name in [keeper::TOKENS_FILE, "ca.crt"] {
+        let file = dir.path().join(name);
+        let text = std::fs::read(&file).unwrap();
+        std::fs::remove_file(&file).unwrap();
+        std::fs::create_dir(&file).unwrap();
+        let failed = next().await;
+        assert_eq!((failed.state, failed.warnings.len()), (State::Running, 1), "{name}: {failed:?}");
+        std::fs::remove_dir(&file).unwrap();
+        std::fs::write(&file, text).unwrap();
+        assert_eq!(next().await.warnings.len(), 0, "{name}");
+    }
+}
+
+/// After the files were lost: the next look makes another authority, which has nobody's key, and who came with the lost
+/// one is not served on.
+#[tokio::test]
+async fn z10_connections_end_when_their_authority_is_gone() {
+    let (site, dir) = (site(), tempfile::tempdir().unwrap());
+    let keeper = keeper(dir.path(), Arc::new(SystemClock));
+    keeper.look().await.unwrap();
+    let served = serve_by(
+        &site,
+        Keeper { published: keeper.published.clone(), ..self::keeper(dir.path(), Arc::new(SystemClock)) },
+    );
+    let (_, roots, own) = as_apiserver(dir.path(), keeper::TOKENS_FILE);
+    let lost = || client(&roots, &own);
+    let (mut send, connection) = connect(served.address, lost()).await.unwrap();
+    let tasks = TaskGroup::new("test");
+    let connection = tasks.spawn_task("connection", connection);
+    let review = || Request::post(answer::TOKENS).body(Full::new(Bytes::from(token_review("v1", "x")))).unwrap();
+    assert_eq!(send.send_request(review()).await.unwrap().status(), StatusCode::OK);
+    keeper.look().await.unwrap();
+    assert_eq!(send.send_request(review()).await.unwrap().status(), StatusCode::OK, "nothing has changed");
+    let file = std::fs::read(dir.path().join(keeper::TOKENS_FILE)).unwrap();
+    for name in ["ca.crt", "ca.key", "client.crt", "client.key", "tls.crt", "tls.key"] {
+        std::fs::remove_file(dir.path().join(name)).unwrap();
+    }
+    keeper.look().await.unwrap();
+    assert_ne!(std::fs::read(dir.path().join(keeper::TOKENS_FILE)).unwrap(), file, "handed out at once");
+    let _ = connection.await;
+    assert!(send.send_request(review()).await.is_err(), "kept alive with the lost key");
+    assert!(ask(served.address, lost(), answer::TOKENS, token_review("v1", "x")).await.is_err(), "the lost key");
+    let (_, roots, own) = as_apiserver(dir.path(), keeper::TOKENS_FILE);
+    let answer = ask(served.address, client(&roots, &own), answer::TOKENS, token_review("v1", "x")).await.unwrap();
+    assert_eq!(answer.0, StatusCode::OK);
 }
