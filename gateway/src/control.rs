@@ -67,6 +67,8 @@ pub struct Kinds {
     pub followed: Vec<Followed>,
     /// About what operations are looked at again once the resource of a key was written, or deleted.
     pub woken_by: fn(&str, bool) -> Vec<String>,
+    /// Whether nobody is to look again for what has been written (the second) in place of what was there.
+    pub wakes_nobody: fn(&Stored, &Stored) -> bool,
 }
 
 /// What a control plane is made of.
@@ -310,6 +312,17 @@ impl Control {
 
     /// Writes, and waits until decisions know of it.
     pub async fn write(&self, batch: &Batch) -> Result<Result<i64, Refused>, StoreError> {
+        let mut unmoved = Vec::new();
+        for (new, expect) in &batch.puts {
+            if let Expect::Revision(revision) = expect
+                && !(self.kinds.woken_by)(&new.key, false).is_empty()
+                && let Some(old) = self.store.get(&new.key).await?
+                && old.revision == *revision
+                && (self.kinds.wakes_nobody)(&old, new)
+            {
+                unmoved.push(&new.key);
+            }
+        }
         let applied = self.store.apply(batch).await?;
         if let Ok(applied) = &applied {
             self.caught_up(applied.revision).await;
@@ -321,7 +334,8 @@ impl Control {
             let begun = batch.begins.iter().filter(|begun| begun.ended_ms.is_none()).map(|begun| &begun.resource);
             let begun = begun.filter(|resource| !is_new(resource));
             let mut woken = !batch.begins.is_empty();
-            let put = batch.puts.iter().flat_map(|(stored, _)| (self.kinds.woken_by)(&stored.key, false));
+            let put = batch.puts.iter().map(|(stored, _)| &stored.key).filter(|key| !unmoved.contains(key));
+            let put = put.flat_map(|key| (self.kinds.woken_by)(key, false));
             let gone = batch.deletes.iter().flat_map(|(key, _)| (self.kinds.woken_by)(key, true));
             let others: BTreeSet<String> = put.chain(gone).collect();
             for resource in begun.chain(batch.deletes.iter().map(|(key, _)| key)).chain(&others) {

@@ -382,7 +382,7 @@ impl Gateway {
                 tasks.spawn("webhook", told);
             }
             tasks.spawn("operations", Arc::clone(control).work(WORKS, core.shutdown.clone()));
-            let rollouts = Rollouts { audit: Arc::clone(&core.audit), metrics: Arc::clone(&core.metrics) };
+            let rollouts = Rollouts::new(Arc::clone(&core.audit), Arc::clone(&core.metrics));
             tasks.spawn("rollouts", rollouts.run(Arc::clone(control), core.shutdown.clone()));
         }
         tasks.spawn("keys", reload::keep_keys_fresh(Arc::clone(&core)));

@@ -2,11 +2,16 @@
 //! manages it (`managedBy`, as in Azure Resource Manager); which of its templates it is of, nobody is shown.
 
 use serde_json::{Map, Value};
-use types::api::id::fold;
+use types::{agent_api::ObjectState, api::id::fold};
+
+use crate::store::statuses::Told;
 
 /// The members of the resource's body.
 const BY: &str = "managedBy";
 const TEMPLATE: &str = "managedTemplate";
+
+/// The member of what is kept of its told status that says [`has_finished`].
+pub const FINISHED: &str = "finished";
 
 /// What is kept.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -39,4 +44,16 @@ impl Managed {
     pub fn forget(body: &mut Map<String, Value>) {
         [BY, TEMPLATE].iter().for_each(|name| drop(body.remove(*name)));
     }
+}
+
+/// Whether a cluster has come to an end with a generation that it was given, now or before: what it gets from a source
+/// later is no part of a rollout. `old`: what it told before.
+pub fn has_finished(new: &Value, generation: i64, old: Option<&Told>) -> bool {
+    let is_end = |status: &Value| {
+        let state = status["details"]["complianceState"].as_str();
+        serde_json::from_value(status["state"].clone()).is_ok_and(|state: ObjectState| state == ObjectState::Failed)
+            || matches!(state, Some("Compliant" | "Non-Compliant" | "Suspended"))
+    };
+    let old = old.filter(|old| old.generation == generation).map(|old| &old.status);
+    is_end(new) || old.is_some_and(|old| old[FINISHED] == true || is_end(old))
 }

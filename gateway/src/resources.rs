@@ -67,6 +67,7 @@ pub fn for_control() -> Kinds {
         configured: |settings| KINDS.iter().flat_map(|kind| kind.configured(settings)).collect(),
         followed: KINDS.iter().filter_map(|kind| kind.follows()).collect(),
         woken_by: fleet_assignment::woken_by,
+        wakes_nobody: fleet_assignment::wakes_nobody,
     }
 }
 
@@ -163,6 +164,8 @@ pub struct Showing<'a> {
     pub version: &'a str,
     /// Now, in milliseconds since 1970.
     pub now_ms: i64,
+    /// Who asks.
+    pub caller: &'a Caller,
     /// Live state.
     pub control: &'a Control,
     /// What is kept of its agents, if it is of a kind that has such.
@@ -257,6 +260,11 @@ pub trait Kind: Send + Sync {
     /// The kind of resources that it writes in the name of who wrote it, below what holds it: who writes or deletes it
     /// needs the right to write or delete those there, too.
     fn writes_for(&self, _body: &Map<String, Value>) -> Option<&'static dyn Kind> {
+        None
+    }
+
+    /// Where what nobody may see again is sent from a cluster, of a body: scheme, host and port. None where it is not.
+    fn sends_secrets_to(&self, _body: &Map<String, Value>) -> Option<String> {
         None
     }
 

@@ -6,7 +6,8 @@
 //! time has a claim, and what is to be done follows from what is kept: whoever goes on after a crash sees the same.
 
 use std::{
-    sync::Arc,
+    collections::HashMap,
+    sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -43,8 +44,13 @@ use crate::{
 
 /// Between two looks of one process at what is to be done: many clusters tell at once, and one look sees what all told.
 const LEAST: Duration = Duration::from_millis(250);
-/// How long one assignment is worked at before others have their turn.
+/// How long an assignment is written for, and taken away for, before others have their turn.
 const TURN: Duration = Duration::from_secs(3);
+/// How long an assignment with nothing left to do rests at least, beside as long as the look at it took: a look reads all
+/// clusters of its scope, and any of them may wake it.
+const REST: Duration = Duration::from_secs(2);
+/// When it is tried again what only the moment kept from being done, milliseconds.
+const SOON_MS: i64 = 15_000;
 /// Writes that are under way at once.
 const AT_ONCE: usize = 16;
 /// Clusters that an assignment names as failed at most; the list of clusters has all.
@@ -55,12 +61,44 @@ const MESSAGE: usize = 300;
 /// What carries assignments out.
 pub struct Rollouts {
     /// Where it is written down what was done, and in whose name.
-    pub audit: Arc<AuditLog>,
+    audit: Arc<AuditLog>,
     /// Counts lines that could not be written.
-    pub metrics: Arc<Metrics>,
+    metrics: Arc<Metrics>,
+    /// How long one has its turn, and rests after it.
+    turn: Duration,
+    rest: Duration,
+    /// Until when each rests that was looked at, by its operation. As many as there are assignments at most.
+    resting: Mutex<HashMap<String, Instant>>,
 }
 
 impl Rollouts {
+    /// Carries out what it has the records of.
+    pub fn new(audit: Arc<AuditLog>, metrics: Arc<Metrics>) -> Self {
+        Self { audit, metrics, turn: TURN, rest: REST, resting: Mutex::default() }
+    }
+
+    /// With other turns and rests.
+    #[cfg(test)]
+    #[must_use]
+    pub fn at(self, turn: Duration, rest: Duration) -> Self {
+        Self { turn, rest, ..self }
+    }
+
+    /// How long one still rests.
+    fn rests(&self, operation: &str) -> Option<Duration> {
+        let resting = self.resting.lock().unwrap_or_else(PoisonError::into_inner);
+        let left = resting.get(operation).map(|until| until.saturating_duration_since(Instant::now()));
+        left.filter(|left| !left.is_zero())
+    }
+
+    /// One whose look took so long rests.
+    fn rest(&self, operation: &str, took: Duration) {
+        let now = Instant::now();
+        let mut resting = self.resting.lock().unwrap_or_else(PoisonError::into_inner);
+        resting.retain(|_, until| *until > now);
+        resting.insert(operation.to_owned(), now + self.rest + took.min(self.rest));
+    }
+
     /// Its kinds of work.
     pub fn works(&self) -> [Box<dyn Work + '_>; 2] {
         [Box::new(Rollout(self)), Box::new(Withdrawal(self))]
@@ -79,30 +117,98 @@ impl Rollouts {
         self.audit.done_for(&self.metrics, by.as_str(), (method, id), refused);
     }
 
-    /// Begins the deletion of what an assignment made in some clusters, for as long as there is time. Whether there
-    /// was no time for all; or why one of them could not be.
-    async fn withdraw(&self, site: &Site<'_>, ids: &[String], until: Instant) -> Result<bool, String> {
-        let (mut failed, mut late) = (None, false);
-        for some in ids.chunks(AT_ONCE) {
-            if Instant::now() >= until {
-                late = true;
+    /// Begins the deletion of what an assignment made in `room` of some clusters at most, for as long as its turn is, and
+    /// of some in any case.
+    async fn withdraw(&self, site: &Site<'_>, ids: &[String], room: usize) -> Withdrawn {
+        let until = Instant::now() + self.turn;
+        let mut withdrawn = Withdrawn::default();
+        // Not the same ones first each time: those that cannot be taken away would keep the others.
+        let first = usize::try_from(site.control.now_ms()).unwrap_or_default() % ids.len().max(1);
+        let mut tried = 0;
+        while tried < ids.len() && withdrawn.begun < room {
+            let some = AT_ONCE.min(room - withdrawn.begun).min(ids.len() - tried);
+            let mut begun: Vec<BoxFuture<'_, Result<(), Refused>>> = Vec::with_capacity(AT_ONCE);
+            for place in tried..tried + some {
+                begun.push(Box::pin(self.withdraw_one(site, &ids[(first + place) % ids.len()])));
+            }
+            tried += some;
+            for done in join_all(begun).await {
+                match done {
+                    Ok(()) => withdrawn.begun += 1,
+                    Err(Refused::Changed) => withdrawn.late = true,
+                    Err(Refused::Kind(_, why) | Refused::Passes(why) | Refused::Broken(why)) => {
+                        withdrawn.trouble.get_or_insert(why);
+                    }
+                }
+            }
+            if withdrawn.late || (tried < ids.len() && Instant::now() >= until) {
+                withdrawn.late = true;
                 break;
             }
-            let mut begun: Vec<BoxFuture<'_, Result<(), String>>> = Vec::with_capacity(AT_ONCE);
-            for id in some {
-                begun.push(Box::pin(self.withdraw_one(site, id)));
-            }
-            let refused = join_all(begun).await.into_iter().filter_map(Result::err).next();
-            failed = failed.or(refused);
         }
-        failed.map_or(Ok(late), Err)
+        withdrawn
     }
 
-    async fn withdraw_one(&self, site: &Site<'_>, id: &str) -> Result<(), String> {
-        let id = ResourceId::parse(id).map_err(|error| error.to_string())?;
-        let done = write::withdraw(&site.call(), &id, &site.assignment.id).await;
+    async fn withdraw_one(&self, site: &Site<'_>, id: &str) -> Result<(), Refused> {
+        let id = ResourceId::parse(id).map_err(|error| Refused::Broken(error.to_string()))?;
+        let done = write::withdraw(&site.call(), &id, (&site.assignment.id, site.stored.revision)).await;
         self.record(&site.assignment.id, "DELETE", id.as_str(), &done);
-        done.map(drop).map_err(|error| format!("{id}: {}", why(&error).1))
+        done.map(drop).map_err(|error| match Refused::of(&error) {
+            Refused::Kind(code, why) => Refused::Kind(code, format!("{id}: {why}")),
+            Refused::Passes(why) | Refused::Broken(why) => Refused::Broken(format!("{id}: {why}")),
+            Refused::Changed => Refused::Changed,
+        })
+    }
+}
+
+/// What came of taking away.
+#[derive(Default)]
+struct Withdrawn {
+    /// In how many clusters it was begun.
+    begun: usize,
+    /// There was no time for all.
+    late: bool,
+    /// Why one of them could not be.
+    trouble: Option<String>,
+}
+
+/// What came of a turn at an assignment.
+#[derive(Default)]
+struct Turn {
+    /// There was no time for all of it, or somebody changed the assignment.
+    more: bool,
+    /// What only the moment kept from being done.
+    passes: bool,
+    /// What the gateway could not do, which is no failure of a cluster.
+    trouble: Option<String>,
+}
+
+/// Why something was not written in a cluster.
+enum Refused {
+    /// It cannot be there: a code, and a sentence.
+    Kind(String, String),
+    /// It cannot be at the moment, because something there is being deleted, or was changed at the same time.
+    Passes(String),
+    /// The gateway cannot write.
+    Broken(String),
+    /// Somebody has changed the assignment.
+    Changed,
+}
+
+impl Refused {
+    fn of(error: &ApiError) -> Self {
+        const PASSING: [&str; 4] =
+            ["Conflict", "ResourceBeingDeleted", "ParentResourceBeingDeleted", "ResourceGroupBeingDeleted"];
+        let (code, message) = why(error);
+        if code == write::ASSIGNMENT_CHANGED {
+            return Self::Changed;
+        }
+        if error.status.is_server_error() {
+            return Self::Broken(error.log.clone().unwrap_or(message));
+        }
+        // Of a cluster that was deleted since it was looked at nothing is found.
+        let passes = matches!(error.status.as_u16(), 404 | 408 | 429) || PASSING.contains(&code.as_str());
+        if passes { Self::Passes(message) } else { Self::Kind(code, message) }
     }
 }
 
@@ -148,15 +254,27 @@ impl Work for Rollout<'_> {
 
     fn go_on<'a>(&'a self, control: &'a Arc<Control>, operation: &'a Operation) -> BoxFuture<'a, Result<Step, String>> {
         Box::pin(async move {
+            // What is woken over and over is looked at once for all of that.
+            if let Some(left) = self.0.rests(&operation.id) {
+                return Ok(Step::Waits(control.now_ms() + i64::try_from(left.as_millis()).unwrap_or_default() + 1));
+            }
+            let began = Instant::now();
             let stored = control.store.get(&operation.resource).await.map_err(|error| daemon::chain(&error))?;
             // Deleted, or being so: its withdrawal goes on with it.
             let Some(stored) = stored.filter(|stored| !stored.is_deleting()) else {
                 return Ok(Step::Ends(Batch::default()));
             };
             let site = Site::of(control, &stored).ok_or_else(|| format!("{} cannot be read", stored.id))?;
-            let until = Instant::now() + TURN;
-            let more = self.0.keep_up(&site, until).await?;
-            Ok(Step::Waits(if more { 0 } else { i64::MAX }))
+            let turn = self.0.keep_up(&site).await?;
+            if let Some(trouble) = turn.trouble {
+                return Err(trouble);
+            }
+            // After those that have waited longer.
+            if turn.more {
+                return Ok(Step::Waits(control.now_ms()));
+            }
+            self.0.rest(&operation.id, began.elapsed());
+            Ok(Step::Waits(if turn.passes { control.now_ms() + SOON_MS } else { i64::MAX }))
         })
     }
 }
@@ -178,61 +296,88 @@ impl Work for Withdrawal<'_> {
             // What cannot be read has made nothing.
             let Some(site) = Site::of(control, &stored) else { return Ok(ends) };
             let ids = members::made_by(control, &site.assignment).await.map_err(|error| daemon::chain(&error))?;
-            let late = self.0.withdraw(&site, &ids, Instant::now() + TURN).await?;
-            Ok(if late { Step::Waits(0) } else { ends })
+            let done = self.0.withdraw(&site, &ids, usize::MAX).await;
+            let Some(trouble) = done.trouble else {
+                return Ok(if done.late { Step::Waits(control.now_ms()) } else { ends });
+            };
+            // Who looks at the assignment sees what keeps it.
+            let told = control.store.told(&stored.key).await.map_err(|error| daemon::chain(&error))?;
+            if let Some(mut told) = told {
+                told.status["reason"] = format!("What it made could not be deleted: {trouble}").into();
+                let kept = control.store.keep_told(&stored.key, &told, |events| events).await;
+                kept.map_err(|error| daemon::chain(&error))?;
+            }
+            Err(trouble)
         })
     }
 }
 
 impl Rollouts {
-    /// Does what can be done for an assignment now, and notes how far its clusters are. Whether there is more to do.
-    async fn keep_up(&self, site: &Site<'_>, until: Instant) -> Result<bool, String> {
+    /// Does what can be done for an assignment now, and notes how far its clusters are.
+    async fn keep_up(&self, site: &Site<'_>) -> Result<Turn, String> {
         let Site { control, assignment, stored, .. } = site;
         let chain = |error| daemon::chain(&error);
         let told = control.store.told(&stored.key).await.map_err(chain)?;
         let mut noted = Noted::of(told.as_ref(), assignment, control.now_ms());
         let mut fleet = members::look(control, assignment, &noted.refused).await.map_err(chain)?;
+        let mut room = assignment.at_once(fleet.members.len() + fleet.leaving.len() + fleet.going);
+        room = room.saturating_sub(fleet.unfinished() + fleet.going);
+        let mut turn = Turn::default();
+        // Who pauses it may have seen that the wrong clusters lose it.
+        let leaving = if assignment.paused { 0 } else { room };
+        let withdrawn = self.withdraw(site, &fleet.leaving, leaving).await;
+        turn.more = withdrawn.late;
         // One that cannot be taken away keeps nobody else from what they get.
-        let leaving = self.withdraw(site, &fleet.leaving, until).await;
-        let late = self.advance(site, &mut fleet, &mut noted, until).await?;
+        if let Some(trouble) = withdrawn.trouble {
+            tracing::warn!(assignment = %assignment.id, trouble, "a fleet assignment could not take away what it made");
+            turn.passes = true;
+            noted.trouble = Some(format!("What it made could not be deleted: {trouble}"));
+        }
+        room = room.saturating_sub(withdrawn.begun);
+        self.advance(site, &mut fleet, &mut noted, room, &mut turn).await;
+        if let Some(trouble) = &turn.trouble {
+            noted.trouble = Some(format!("It cannot go on: {}", trouble.chars().take(MESSAGE).collect::<String>()));
+        }
         let status = noted.status(&fleet, assignment);
         if told.is_none_or(|told| told.status != status) {
             let told = Told { generation: assignment.template, told_ms: control.now_ms(), status };
             control.store.keep_told(&stored.key, &told, |events| events).await.map_err(chain)?;
         }
-        Ok(leaving? || late)
+        Ok(turn)
     }
 
-    /// Writes what waits to be written, as far as the bounds of the assignment go. Whether there was no time for more.
-    async fn advance(
-        &self,
-        site: &Site<'_>,
-        fleet: &mut Fleet,
-        noted: &mut Noted,
-        until: Instant,
-    ) -> Result<bool, String> {
+    /// Writes what waits to be written, in `room` clusters at most.
+    async fn advance(&self, site: &Site<'_>, fleet: &mut Fleet, noted: &mut Noted, mut room: usize, turn: &mut Turn) {
         let assignment = &site.assignment;
         noted.judge(fleet, assignment);
         if assignment.paused || noted.paused.is_some() {
-            return Ok(false);
+            return;
         }
-        let protected = fleet_assignment::protected(site.stored, site.control)?;
-        let body = assignment.body(site.stored, protected.as_ref()).ok_or("the template cannot be read")?;
-        let unfinished = fleet.count(&[State::Applying]);
-        let mut room = assignment.at_once(fleet.members.len()).saturating_sub(unfinished);
         let mut waiting: Vec<usize> = (0..fleet.members.len())
             .filter(|place| fleet.members[*place].state == State::Waiting && fleet.members[*place].is_ready)
             .collect();
+        if room == 0 || waiting.is_empty() {
+            return;
+        }
+        let body = match fleet_assignment::protected(site.stored, site.control) {
+            Ok(protected) => assignment.body(site.stored, protected.as_ref()),
+            Err(trouble) => {
+                turn.trouble = Some(trouble);
+                return;
+            }
+        };
+        let Some(body) = body else {
+            turn.trouble = Some("the template cannot be read".to_owned());
+            return;
+        };
+        let until = Instant::now() + self.turn;
         waiting.sort_by_cached_key(|place| order(&fleet.members[*place].key));
         let mut waiting = waiting.into_iter().peekable();
         while room > 0 && waiting.peek().is_some() {
-            if Instant::now() >= until {
-                return Ok(true);
-            }
             // No more at once than may fail without a pause.
             let some = room.min(AT_ONCE).min(noted.left(fleet, assignment).saturating_add(1));
             let some: Vec<usize> = waiting.by_ref().take(some).collect();
-            let mut writes: Vec<BoxFuture<'_, Result<(), (String, String)>>> = Vec::with_capacity(AT_ONCE);
+            let mut writes: Vec<BoxFuture<'_, Result<(), Refused>>> = Vec::with_capacity(AT_ONCE);
             for place in &some {
                 writes.push(Box::pin(self.make(site, &fleet.members[*place].id, &body)));
             }
@@ -244,30 +389,38 @@ impl Rollouts {
                         (member.state, member.is_made) = (State::Applying, true);
                         room -= 1;
                     }
-                    Err(why) => {
+                    Err(Refused::Kind(code, message)) => {
+                        let why = (code, message);
                         (member.state, member.why) = (State::Failed, Some(why.clone()));
                         let at_ms = site.control.now_ms();
                         noted.refused.insert(member.key.clone(), Refusal { why, at_ms });
                     }
+                    // It still waits.
+                    Err(Refused::Passes(_)) => turn.passes = true,
+                    Err(Refused::Broken(trouble)) => drop(turn.trouble.get_or_insert(trouble)),
+                    Err(Refused::Changed) => turn.more = true,
                 }
             }
             noted.judge(fleet, assignment);
-            if noted.paused.is_some() {
-                break;
+            if noted.paused.is_some() || turn.trouble.is_some() || turn.more {
+                return;
+            }
+            if room > 0 && waiting.peek().is_some() && Instant::now() >= until {
+                turn.more = true;
+                return;
             }
         }
-        Ok(false)
     }
 
     /// Makes what the assignment wants in a cluster, or changes what it made there; or why not.
-    async fn make(&self, site: &Site<'_>, cluster: &str, body: &Map<String, Value>) -> Result<(), (String, String)> {
+    async fn make(&self, site: &Site<'_>, cluster: &str, body: &Map<String, Value>) -> Result<(), Refused> {
         let assignment = &site.assignment;
         let id = format!("{cluster}/providers/{}/{}", assignment.kind.name(), assignment.name);
-        let id = ResourceId::parse(&id).map_err(|error| ("InvalidResourceId".to_owned(), error.to_string()))?;
+        let id = ResourceId::parse(&id).map_err(|error| Refused::Broken(error.to_string()))?;
         let mark = Managed { by: assignment.id.as_str().to_owned(), template: assignment.template };
-        let made = write::manage(&site.call(), &id, body, mark).await;
+        let made = write::manage(&site.call(), &id, body, (mark, site.stored.revision)).await;
         self.record(&assignment.id, "PUT", id.as_str(), &made);
-        made.map(drop).map_err(|error| why(&error))
+        made.map(drop).map_err(|error| Refused::of(&error))
     }
 }
 
@@ -294,6 +447,8 @@ struct Noted {
     paused: Option<String>,
     /// Failures that whoever resumed it has seen.
     forgiven: usize,
+    /// What keeps it from being carried out, which is no failure of a cluster.
+    trouble: Option<String>,
 }
 
 impl Noted {
@@ -313,7 +468,7 @@ impl Noted {
             }
             _ => 0,
         };
-        Self { refused, paused, forgiven }
+        Self { refused, paused, forgiven, trouble: None }
     }
 
     fn failed(fleet: &Fleet) -> usize {
@@ -349,16 +504,18 @@ impl Noted {
     fn status(&self, fleet: &Fleet, assignment: &Assignment) -> Value {
         let count = |states: &[State]| fleet.count(states);
         let pending = count(&[State::Waiting, State::Applying]);
-        let reason = match (&self.paused, assignment.paused) {
+        let held = match (&self.paused, assignment.paused) {
             (Some(why), _) => Some(why.clone()),
             (None, true) => Some("Somebody paused it.".to_owned()),
             (None, false) => None,
         };
-        let state = match (&reason, pending) {
-            (Some(_), _) => "Paused",
-            (None, 0) => "Complete",
-            (None, _) => "RollingOut",
+        // One that has come to an end before, and works at something new from its source, is no part of a rollout.
+        let state = match &held {
+            Some(_) => "Paused",
+            None if fleet.unfinished() + count(&[State::Waiting]) == 0 => "Complete",
+            None => "RollingOut",
         };
+        let reason = held.or_else(|| self.trouble.clone());
         let failures =
             fleet.members.iter().filter(|member| matches!(member.state, State::Failed | State::NonCompliant));
         let named: Vec<Value> = failures

@@ -59,7 +59,8 @@ pub async fn serve(call: &Call) -> Result<Reply, ApiError> {
         "" => group.body["location"].as_str().unwrap_or_default(),
         location => location,
     };
-    let sent = enrolment_token::body(location, &message.public_key, &message.tags);
+    let tags = held.tags.as_ref().unwrap_or(&message.tags);
+    let sent = enrolment_token::body(location, &message.public_key, tags);
     let stored = created(call, &id, &held, schema::check(ConnectedClusters.schema(), &sent)?).await?;
     let principal = stored.body["identity"]["principalId"].as_str().unwrap_or_default().to_owned();
     let batch = Batch {

@@ -83,7 +83,11 @@ fn show_with(call: &Call<'_>, kind: &dyn Kind, version: &str, (id, body): (&str,
     }
     let (agent, told) = (beside.agent.as_ref(), beside.told.as_ref());
     let (now_ms, control) = (call.now_ms, call.control.as_ref());
-    kind.show(&mut shown, id, &Showing { version, now_ms, control, agent, object: &object, told });
+    kind.show(
+        &mut shown,
+        id,
+        &Showing { version, now_ms, caller: &call.caller, control, agent, object: &object, told },
+    );
     if let Some(parted) = kind.follows().and_then(|followed| followed.parts) {
         properties_mut(&mut shown).insert(parted.shown_as.to_owned(), beside.parts.into());
     }

@@ -33,18 +33,29 @@ const NAME_TAKEN: &str = "NameTaken";
 /// What every resource has, and clients send back as they read it.
 const ENVELOPE: &[&str] = &["id", "name", "type", "systemData", "etag"];
 
+/// The code where an assignment is not as it was read: who carries it out looks again.
+pub const ASSIGNMENT_CHANGED: &str = "FleetAssignmentChanged";
+
 /// What to do with what is there.
 enum Change {
     Replace(Map<String, Value>),
     Merge(Map<String, Value>),
-    /// As a fleet assignment wants it.
-    Manage(Map<String, Value>, Managed),
+    /// As a fleet assignment of this revision wants it.
+    Manage(Map<String, Value>, Managed, i64),
 }
 
 impl Change {
     fn mark(&self) -> Option<&Managed> {
         match self {
-            Self::Manage(_, mark) => Some(mark),
+            Self::Manage(_, mark, _) => Some(mark),
+            Self::Replace(_) | Self::Merge(_) => None,
+        }
+    }
+
+    /// The assignment that decides this, as it was read.
+    fn decided_by(&self) -> Option<(String, i64)> {
+        match self {
+            Self::Manage(_, mark, revision) => Some((mark.key(), *revision)),
             Self::Replace(_) | Self::Merge(_) => None,
         }
     }
@@ -82,22 +93,23 @@ where
 }
 
 /// What a fleet assignment wants to be there: written as a PUT of it is, with the same checks. Whether it may was asked
-/// when somebody wrote the assignment.
+/// when somebody wrote the assignment; of that this is the revision, and with another one nothing is written
+/// ([`ASSIGNMENT_CHANGED`]).
 pub async fn manage(
     call: &Call<'_>,
     id: &ResourceId,
     body: &Map<String, Value>,
-    mark: Managed,
+    (mark, revision): (Managed, i64),
 ) -> Result<Response<Body>, ApiError> {
     let (kind, version) = of_newest(call, id)?;
     kind.check_name(id.name())?;
     let checked = schema::check(kind.schema(), body)?;
     registrations::check(call.control, kind, id).await?;
-    change(call, kind, version, id, &Change::Manage(checked, mark)).await
+    change(call, kind, version, id, &Change::Manage(checked, mark, revision)).await
 }
 
-/// The deletion of what a fleet assignment made; of what it did not make, nothing.
-pub async fn withdraw(call: &Call<'_>, id: &ResourceId, by: &ResourceId) -> Result<Response<Body>, ApiError> {
+/// The deletion of what a fleet assignment made, as [`manage`]; of what it did not make, nothing.
+pub async fn withdraw(call: &Call<'_>, id: &ResourceId, by: (&ResourceId, i64)) -> Result<Response<Body>, ApiError> {
     let (kind, version) = of_newest(call, id)?;
     take_away(call, (kind, version, id), Taking { by: Some(by), ..Taking::default() }).await
 }
@@ -161,8 +173,8 @@ async fn change(
         stays(call, id, old).await?;
         unmanaged(call, old, change.mark()).await?;
         let mut body = match (change, old) {
-            (Change::Replace(new) | Change::Manage(new, _), Some(old)) => replaced(kind, version, old, new),
-            (Change::Replace(new) | Change::Manage(new, _), None) => new.clone(),
+            (Change::Replace(new) | Change::Manage(new, ..), Some(old)) => replaced(kind, version, old, new),
+            (Change::Replace(new) | Change::Manage(new, ..), None) => new.clone(),
             (Change::Merge(part), Some(old)) => merged(kind, old, part),
             (Change::Merge(_), None) => return Err(ApiError::resource_not_found(id)),
         };
@@ -194,7 +206,7 @@ async fn change(
             Some(old) => owner_stays(call, kind, old, Some(&body)).await?,
             None => None,
         };
-        match try_put(call, (kind, id, old), body, beside, change.mark()).await? {
+        match try_put(call, (kind, id, old), body, beside, change).await? {
             Ok((stored, operation)) => {
                 let patched = matches!(change, Change::Merge(_));
                 let status = match old {
@@ -210,6 +222,9 @@ async fn change(
                 // The tag is of what is read from now on.
                 let response = read::with_tag(json(status, &answer), &stored, &shown);
                 return Ok(operations::announce(call, response, operation.as_ref()));
+            }
+            Err(Refused::Changed { key, .. }) if change.decided_by().is_some_and(|(by, _)| by == key) => {
+                return Err(assignment_changed());
             }
             // Somebody else was faster: what they wrote is looked at, unless the client insists on what it read.
             Err(Refused::Changed { .. } | Refused::NotEmpty { .. }) => {}
@@ -247,7 +262,7 @@ async fn try_put(
     (kind, id, old): (&'static dyn Kind, &ResourceId, Option<&Stored>),
     mut body: Map<String, Value>,
     beside: Option<Beside>,
-    mark: Option<&Managed>,
+    change: &Change,
 ) -> Result<Result<Put, Refused>, ApiError> {
     let Sealed { protected, given } = protect(call, kind, id, old, &mut body)?;
     let (operation, protected_until) = begun(call, kind, id, old, &mut body, given);
@@ -266,7 +281,7 @@ async fn try_put(
     let kept_up = kind.keeps_up().filter(|_| old.is_none());
     begins.extend(kept_up.map(|work| operations::new(call, id, json!({"kind": work, "by": call.caller.object_id()}))));
     // What is being deleted makes nothing more.
-    let mut standing: Vec<String> = mark.iter().map(|mark| mark.key()).collect();
+    let mut standing: Vec<String> = change.mark().map(Managed::key).into_iter().collect();
     match beside {
         Some(Beside::New(stored, operation)) => {
             puts.push((*stored, Expect::Absent));
@@ -275,7 +290,8 @@ async fn try_put(
         Some(Beside::Kept(key)) => standing.push(key),
         None => {}
     }
-    let batch = Batch { puts, standing, begins, protected_until, ..Batch::default() };
+    let as_read = change.decided_by().into_iter().collect();
+    let batch = Batch { puts, standing, as_read, begins, protected_until, ..Batch::default() };
     Ok(call.control.write(&batch).await?.map(|revision| {
         stored.revision = revision;
         (stored, operation)
@@ -534,8 +550,8 @@ struct Taking<'a> {
     only_empty: bool,
     /// Without its cluster.
     forced: bool,
-    /// By the fleet assignment that made it.
-    by: Option<&'a ResourceId>,
+    /// By the fleet assignment that made it, as it was read.
+    by: Option<(&'a ResourceId, i64)>,
 }
 
 async fn take_away(
@@ -551,7 +567,7 @@ async fn take_away(
         };
         preconditions(call, Some(&old))?;
         match by {
-            Some(by) if Managed::of(&old.body).is_none_or(|has| has.key() != by.key()) => {
+            Some((by, _)) if Managed::of(&old.body).is_none_or(|has| has.key() != by.key()) => {
                 return Ok(empty(StatusCode::NO_CONTENT));
             }
             Some(_) => {}
@@ -572,6 +588,7 @@ async fn take_away(
         let (mut batch, operation) = if slowly { marked(call, kind, id, &old) } else { (removed(&old), None) };
         batch.empty.extend(only_empty.then(|| old.key.clone()));
         batch.without = without;
+        batch.as_read.extend(by.map(|(by, revision)| (by.key().to_owned(), revision)));
         match call.control.write(&batch).await? {
             Ok(_) if operation.is_some() => {
                 return Ok(operations::announce(call, empty(kind.deletion_begins_with()), operation.as_ref()));
@@ -581,10 +598,17 @@ async fn take_away(
                 let message = format!("'{}' holds something, which onlyIfEmpty=true keeps.", id.name());
                 return Err(ApiError::of(StatusCode::CONFLICT, "ResourceNotEmpty", message));
             }
+            Err(Refused::Changed { key, .. }) if by.is_some_and(|(by, _)| by.key() == key) => {
+                return Err(assignment_changed());
+            }
             Err(Refused::Changed { .. } | Refused::NoParent { .. }) => {}
         }
     }
     Err(ApiError::raced())
+}
+
+fn assignment_changed() -> ApiError {
+    ApiError::of(StatusCode::CONFLICT, ASSIGNMENT_CHANGED, "The fleet assignment was changed at the same time.")
 }
 
 /// What makes the last owner one, a role assignment, is neither deleted nor given an end. Who takes one away does so

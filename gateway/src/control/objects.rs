@@ -22,7 +22,7 @@ use types::{
 use super::Control;
 use crate::{
     api_error::ApiError,
-    managed::Managed,
+    managed::{self, FINISHED, Managed},
     object::Object,
     store::{
         StoreError,
@@ -245,6 +245,9 @@ impl Control {
         let managed = match Managed::of(&stored.body) {
             Some(managed) => {
                 let old = self.store.told(&stored.key).await?;
+                if managed::has_finished(&status, generation, old.as_ref()) {
+                    status[FINISHED] = true.into();
+                }
                 let is_same = old.is_some_and(|old| {
                     old.generation == generation
                         && old.status["state"] == status["state"]

@@ -213,7 +213,7 @@ impl Control {
         if done.is_err() {
             let next = self.now_ms() + in_ms(rest(waiting.tries));
             let next = waiting.operation.due_ms.map_or(next, |due| next.min(due.max(self.now_ms() + in_ms(REST))));
-            if let Err(error) = self.store.release_operation(&claim, next, false).await {
+            if let Err(error) = self.store.release_operation(&claim, self.now_ms(), next, false).await {
                 tracing::debug!(operation = waiting.operation.id, %error, "a claim ends by itself");
             }
         }
@@ -243,7 +243,7 @@ impl Control {
                 let rest = if operation.due_ms.is_some() { REST_TOLD } else { REST_MOST };
                 let next = next.min(now_ms + in_ms(rest));
                 let next = operation.due_ms.map_or(next, |due| next.min(due));
-                return match self.store.release_operation(claim, next, true).await {
+                return match self.store.release_operation(claim, self.now_ms(), next, true).await {
                     Ok(_) => Ok(()),
                     Err(error) => Err(daemon::chain(&error)),
                 };

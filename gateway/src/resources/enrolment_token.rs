@@ -55,7 +55,11 @@ const SHORTEST_SECONDS: i64 = 60;
 /// and at most.
 const LONGEST_SECONDS: i64 = 7 * 86_400;
 
-const BODY: &[Property] = &[Property::new("name", Type::Text), Property::new("expiresInSeconds", Type::Count)];
+const BODY: &[Property] = &[
+    Property::new("name", Type::Text),
+    Property::new("expiresInSeconds", Type::Count),
+    Property::new("tags", Type::Tags),
+];
 const WITHDRAWN: &[Property] = &[Property::new("id", Type::Text).required()];
 /// What who makes a token must have the right to, and what they must still have when it is used.
 pub const PERMISSION: &str = "Microsoft.Kubernetes/connectedClusters/write";
@@ -68,6 +72,8 @@ pub struct Held {
     pub group: ResourceId,
     /// The one name that a cluster may have, if there is only one.
     pub name: Option<String>,
+    /// The tags that a cluster has, whatever the enrolment says, where its maker gave some: they choose what it gets.
+    pub tags: Option<Map<String, Value>>,
     /// Who made it.
     pub created_by: String,
     /// Whose right it rests on.
@@ -180,6 +186,7 @@ async fn create(acting: &Acting<'_>) -> Result<Value, ApiError> {
             "hash": hashed(&secret),
             "endsMs": ends_ms,
             "name": name,
+            "tags": asked.get("tags"),
             "createdBy": acting.caller.name(),
             "createdMs": acting.now_ms,
             "maker": maker(acting, &group)?,
@@ -252,7 +259,8 @@ pub async fn held(control: &crate::control::Control, text: &str) -> Result<Optio
     }
     // One of before it was kept whose right it lends is nobody's.
     let Ok(maker) = serde_json::from_value(kept.body["maker"].clone()) else { return Ok(None) };
-    Ok(Some(Held { group, name: text("name"), created_by: text("createdBy").unwrap_or_default(), maker, kept }))
+    let tags = kept.body["tags"].as_object().cloned();
+    Ok(Some(Held { group, name: text("name"), tags, created_by: text("createdBy").unwrap_or_default(), maker, kept }))
 }
 
 /// What somebody with a token may say of the cluster, as the API would be told.

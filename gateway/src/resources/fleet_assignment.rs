@@ -120,6 +120,8 @@ pub struct Assignment {
     pub resumed: i64,
     /// Whether somebody holds it.
     pub paused: bool,
+    /// Whether secrets of the template are kept.
+    pub has_secrets: bool,
     percent: u64,
     failures: Option<u64>,
     failures_percent: Option<u64>,
@@ -145,6 +147,7 @@ impl Assignment {
             template: kept.template,
             resumed: kept.resumed,
             paused: rollout["paused"] == true,
+            has_secrets: stored.protected.is_some(),
             percent: rollout["maxConcurrentPercent"].as_u64().unwrap_or(100),
             failures: rollout["maxFailures"].as_u64(),
             failures_percent: rollout["maxFailuresPercent"].as_u64(),
@@ -152,8 +155,8 @@ impl Assignment {
     }
 
     /// Whether it is for a cluster with these tags. Names of tags are compared without case, as in Azure Resource Manager.
-    fn selects(&self, cluster: &Stored) -> bool {
-        let tags = cluster.body.get("tags").and_then(Value::as_object);
+    fn selects(&self, tags: Option<&Value>) -> bool {
+        let tags = tags.and_then(Value::as_object);
         self.tags.iter().all(|(name, value)| {
             let mut found = tags.into_iter().flatten().filter(|(known, _)| known.to_lowercase() == *name);
             found.any(|(_, known)| known == value)
@@ -191,6 +194,13 @@ fn of_template(kept: &Map<String, Value>) -> Map<String, Value> {
         Some((place.strip_prefix("properties.template.")?.to_owned(), value.clone()))
     };
     kept.iter().filter_map(place).collect()
+}
+
+/// Whether no assignment has anything to do with what has changed of a cluster: it has the tags of before.
+pub fn wakes_nobody(old: &Stored, new: &Stored) -> bool {
+    new.kind.eq_ignore_ascii_case(connected_cluster::NAME)
+        && old.is_deleting() == new.is_deleting()
+        && old.body.get("tags") == new.body.get("tags")
 }
 
 /// About which assignments it is looked again once the resource of a key was written, or deleted: of a cluster all that
@@ -303,7 +313,8 @@ impl Kind for FleetAssignments {
         })
     }
 
-    fn show(&self, shown: &mut Map<String, Value>, _: &str, showing: &Showing<'_>) {
+    fn show(&self, shown: &mut Map<String, Value>, id: &str, showing: &Showing<'_>) {
+        let kind = self.writes_for(shown);
         let properties = properties_mut(shown);
         let paused = properties.get("rollout").is_some_and(|rollout| rollout["paused"] == true);
         properties.insert("state".to_owned(), if paused { "Paused" } else { "RollingOut" }.into());
@@ -311,6 +322,12 @@ impl Kind for FleetAssignments {
         let Some(told) = showing.told else { return };
         for (name, at) in [("counts", "counts"), ("failures", "failures"), ("stateReason", "reason")] {
             properties.insert(name.to_owned(), told.status[at].clone());
+        }
+        // They say what is said of the resources in the clusters.
+        let (caller, control) = (showing.caller, showing.control);
+        let id = ResourceId::parse(id).ok();
+        if kind.zip(id).is_none_or(|(kind, id)| may_read((kind, &id), caller, control, showing.now_ms).is_err()) {
+            properties.insert("failures".to_owned(), json!([]));
         }
         if !paused {
             properties.insert("state".to_owned(), told.status["state"].clone());
@@ -345,7 +362,7 @@ impl Kind for FleetAssignments {
             };
             let assignment =
                 Assignment::of(acting.resource).ok_or_else(|| ApiError::internal("an assignment cannot be read"))?;
-            may_read(&assignment, acting)?;
+            may_read((assignment.kind, &assignment.id), acting.caller, acting.control, acting.now_ms)?;
             let told = acting.control.store.told(&acting.resource.key).await?;
             let refused = members::refused(told.as_ref(), &assignment, acting.now_ms);
             let mut fleet = members::look(acting.control, &assignment, &refused).await?;
@@ -364,13 +381,17 @@ fn no_state(word: &str) -> ApiError {
 }
 
 /// What is said of clusters is what is said of the resources in them.
-fn may_read(assignment: &Assignment, acting: &Acting<'_>) -> Result<(), ApiError> {
+fn may_read(
+    (kind, assignment): (&dyn Kind, &ResourceId),
+    caller: &Caller,
+    control: &Control,
+    now_ms: i64,
+) -> Result<(), ApiError> {
     use auth::rbac::{Action, Plane, Scope};
-    let action = format!("{}/read", assignment.kind.name());
-    let scope = assignment.id.parent().map_or_else(Scope::root, |parent| Scope::from(&parent));
-    let (caller, directory) = (acting.caller, acting.control.directory());
+    let action = format!("{}/read", kind.name());
+    let scope = assignment.parent().map_or_else(Scope::root, |parent| Scope::from(&parent));
     let decided =
-        directory.decide(caller.principals(), Plane::Control, &Action::new(&action), &scope, acting.now_ms / 1000);
+        control.directory().decide(caller.principals(), Plane::Control, &Action::new(&action), &scope, now_ms / 1000);
     decided.map(drop).map_err(|_| ApiError::forbidden(caller.name(), caller.object_id(), &action, scope.as_str()))
 }
 
@@ -414,11 +435,22 @@ async fn template(own: &mut Map<String, Value>, writing: &Writing<'_>) -> Result
     }
     let raw = Map::from_iter([("properties".to_owned(), template["properties"].clone())]);
     let mut body = schema::check(kind.schema(), &raw).map_err(|detail| in_template(detail.into(), None))?;
-    let brings = !kind.split_protected(&mut body.clone()).sent.is_empty();
+    let given = kind.split_protected(&mut body.clone());
     let sealed = writing.old.and_then(|stored| stored.protected.as_deref());
-    if let Some(Value::Object(kept)) = sealed.and_then(|sealed| writing.control.unseal(writing.id.key(), sealed)) {
-        schema::restore_protected(&mut body, &of_template(&kept));
+    let kept = match sealed.and_then(|sealed| writing.control.unseal(writing.id.key(), sealed)) {
+        Some(Value::Object(kept)) => of_template(&kept),
+        _ => Map::new(),
+    };
+    // Who gives the same again changes nothing.
+    let brings = given.sent.iter().any(|(place, value)| kept.get(place) != Some(value));
+    if let Some(old) = old.filter(|_| !kept.is_empty() && !given.replaces(&kept)) {
+        let before = Map::from_iter([("properties".to_owned(), old["properties"].clone())]);
+        let (before, now) = (kind.sends_secrets_to(&before), kind.sends_secrets_to(&body));
+        if before != now {
+            return Err(aimed_elsewhere(before.as_deref(), now.as_deref()));
+        }
     }
+    schema::restore_protected(&mut body, &kept);
     let before = old
         .zip(writing.old)
         .map(|(old, stored)| Stored { body: json!({"properties": old["properties"]}), ..stored.clone() });
@@ -435,17 +467,23 @@ async fn template(own: &mut Map<String, Value>, writing: &Writing<'_>) -> Result
     Ok(changed)
 }
 
-/// The id of what a template makes, in a cluster that there need not be.
+/// A refusal of another source for secrets that are kept: who does not know them would have every cluster send them there.
+fn aimed_elsewhere(before: Option<&str>, now: Option<&str>) -> ApiError {
+    let [before, now] = [before, now].map(|place| place.unwrap_or("nowhere"));
+    let message = format!(
+        "The keys and passwords that are kept were given for {before}, and the source is at {now} now: give configurationProtectedSettings (and what else is secret) again, or {{}} to use none."
+    );
+    ApiError::bad_request("InvalidCredentials", message)
+        .at("properties.template.properties.configurationProtectedSettings")
+}
+
+/// The id of what a template makes, in a cluster that cannot be there: none has such a name.
 fn somewhere(assignment: &ResourceId, kind: &dyn Kind, name: &str) -> Result<ResourceId, ApiError> {
     let mut scope = assignment.parent_text().to_owned();
     if assignment.parent().is_some_and(|parent| parent.is(SUBSCRIPTIONS)) {
         scope += "/resourceGroups/any";
     }
-    Ok(ResourceId::parse(&format!(
-        "{scope}/providers/{}/any/providers/{}/{name}",
-        connected_cluster::NAME,
-        kind.name()
-    ))?)
+    Ok(ResourceId::parse(&format!("{scope}/providers/{}/_/providers/{}/{name}", connected_cluster::NAME, kind.name()))?)
 }
 
 /// A refusal of something in a template, with its place in the assignment.

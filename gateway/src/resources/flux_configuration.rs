@@ -261,6 +261,12 @@ impl Kind for FluxConfigurations {
         true
     }
 
+    fn sends_secrets_to(&self, body: &Map<String, Value>) -> Option<String> {
+        let own = properties(body)?;
+        let address = SOURCES.iter().find_map(|(_, source)| own.get(*source)?.get("url")?.as_str())?;
+        Some(rules::origin(address))
+    }
+
     fn check_name(&self, name: &str) -> Result<(), ErrorDetail> {
         if is_label(name, LONGEST_NAME) {
             return Ok(());

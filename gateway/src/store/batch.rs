@@ -35,6 +35,8 @@ pub struct Batch {
     pub empty: Vec<String>,
     /// Keys of what must be there and stay: what is being deleted does not.
     pub standing: Vec<String>,
+    /// Keys of what is as it was read, with the revision that it had then: it decided what is written.
+    pub as_read: Vec<(String, i64)>,
     /// Kinds, in small letters, of which what has this key must hold nothing.
     pub without: Vec<(String, String)>,
     /// New operations.
@@ -172,6 +174,11 @@ impl Batch {
         }
         for key in &self.standing {
             if let Err(refused) = stands(connection, key).await? {
+                return Ok(Err(refused));
+            }
+        }
+        for (key, revision) in &self.as_read {
+            if let Err(refused) = expected(connection, key, Expect::Revision(*revision)).await? {
                 return Ok(Err(refused));
             }
         }

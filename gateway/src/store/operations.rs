@@ -133,13 +133,21 @@ impl Store {
         Ok(claimed.then(|| Claim { id: id.clone(), by: by.to_owned() }))
     }
 
-    /// Gives a claim back: nobody looks at the operation again before an instant, unless it was woken meanwhile. With `came` something came of the
-    /// work, and what is tried from then on is tried for the first time. Whether the claim still was one.
-    pub async fn release_operation(&self, claim: &Claim, next_ms: i64, came: bool) -> Result<bool, StoreError> {
-        let sql = "UPDATE operations SET next_ms = CASE WHEN woken = 1 THEN 0 ELSE $1 END, claimed_by = NULL, \
-                   tries = CASE WHEN $2 = 1 THEN 0 ELSE tries END \
-                   WHERE operation_id = $3 AND status = 'InProgress' AND claimed_by = $4";
-        let query = sqlx::query(sql).bind(next_ms).bind(i64::from(came)).bind(&claim.id).bind(&claim.by);
+    /// Gives a claim back: nobody looks at the operation again before an instant, or `now_ms` if it was woken meanwhile,
+    /// so that it comes after those that have waited longer. With `came` something came of the work, and what is tried
+    /// from then on is tried for the first time. Whether the claim still was one.
+    pub async fn release_operation(
+        &self,
+        claim: &Claim,
+        now_ms: i64,
+        next_ms: i64,
+        came: bool,
+    ) -> Result<bool, StoreError> {
+        let sql = "UPDATE operations SET next_ms = CASE WHEN woken = 1 THEN $1 ELSE $2 END, claimed_by = NULL, \
+                   tries = CASE WHEN $3 = 1 THEN 0 ELSE tries END \
+                   WHERE operation_id = $4 AND status = 'InProgress' AND claimed_by = $5";
+        let query = sqlx::query(sql).bind(next_ms.min(now_ms)).bind(next_ms);
+        let query = query.bind(i64::from(came)).bind(&claim.id).bind(&claim.by);
         Ok(query.execute(&self.writers).await?.rows_affected() == 1)
     }
 

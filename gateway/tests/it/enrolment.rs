@@ -884,6 +884,27 @@ async fn r14_a_one_time_token_creates_one_cluster_in_place_of_a_role() {
     }
 }
 
+/// They choose what fleet assignments give it, secrets too.
+#[tokio::test]
+async fn r14_g13_tags_of_a_token_are_those_of_its_cluster_whatever_the_enrolment_says() {
+    let site = Site::new().await;
+    let key = Onboarding::new();
+    let token = site.token(json!({"tags": {"ring": "late"}})).await;
+    let foreign = json!({"ring": "canary", "more": "x"});
+    let asked = json!({"token": token, "name": "edge", "publicKey": key.public, "location": "here", "tags": foreign});
+    let joined = site.agents("enrol", asked).await;
+    assert_eq!(joined.status, 200, "{}", joined.text());
+    assert_eq!(site.api("GET", id("edge").as_str(), None).await.json()["tags"], json!({"ring": "late"}));
+    // One without leaves them to who enrols.
+    let token = site.token(json!({})).await;
+    let asked = json!({"token": token, "name": "other", "publicKey": key.public, "location": "here", "tags": foreign});
+    assert_eq!(site.agents("enrol", asked).await.status, 200);
+    assert_eq!(site.api("GET", id("other").as_str(), None).await.json()["tags"], foreign);
+    let bad = json!({"tags": {"ring": 1}});
+    let refused = site.api("POST", &format!("{}/createEnrolmentToken", Site::group()), Some(bad)).await;
+    assert_eq!(refused.status, 400, "{}", refused.text());
+}
+
 /// The answer to whoever used a token may be lost, or what came behind it: the key tells that the cluster is theirs.
 #[tokio::test]
 async fn r14_who_has_a_clusters_key_is_told_that_it_is_enrolled_and_nobody_else() {

@@ -77,12 +77,12 @@ async fn one_process_has_the_claim_until_it_ends(place: Place) {
     let found = store.operations_waiting("delete", 60, 1).await.unwrap().remove(0);
     assert_eq!(found.tries, 1);
     let second = store.claim_operation(&found, "second", 120).await.unwrap().unwrap();
-    assert!(!store.release_operation(&first, 0, true).await.unwrap(), "it has no claim any more");
-    assert!(store.release_operation(&second, 70, false).await.unwrap());
+    assert!(!store.release_operation(&first, 0, 0, true).await.unwrap(), "it has no claim any more");
+    assert!(store.release_operation(&second, 60, 70, false).await.unwrap());
     let found = store.operations_waiting("delete", 70, 1).await.unwrap().remove(0);
     assert_eq!(found.tries, 2, "nothing came of it");
     let third = store.claim_operation(&found, "second", 120).await.unwrap().unwrap();
-    assert!(store.release_operation(&third, 80, true).await.unwrap());
+    assert!(store.release_operation(&third, 70, 80, true).await.unwrap());
     let found = store.operations_waiting("delete", 80, 1).await.unwrap().remove(0);
     assert_eq!(found.tries, 0);
     // What was written on a claim that is another's by now does not happen.

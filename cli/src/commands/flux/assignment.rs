@@ -77,6 +77,9 @@ pub struct ApplyArgs {
     /// Begin paused
     #[arg(long)]
     pub paused: bool,
+    /// Do not ask where clusters may lose the configuration, because others are selected than before
+    #[arg(short = 'y', long)]
+    pub yes: bool,
 }
 
 /// How many may fail.
@@ -106,7 +109,7 @@ pub enum AssignmentAction {
         #[arg(long, value_name = "STATE")]
         state: Option<String>,
     },
-    /// Begin nothing new in any cluster until it is resumed
+    /// Begin nothing new in any cluster, and take nothing away, until it is resumed
     Pause {
         /// Which one.
         #[command(flatten)]
@@ -164,10 +167,43 @@ pub async fn apply(args: &ApplyArgs, common: &CommonArgs) -> Outcome<()> {
         json!({"type": CONFIGURATIONS.0.to_owned() + "/" + CONFIGURATIONS.1, "name": called, "properties": properties});
     let body = json!({"properties": {"selector": {"tags": tags}, "template": template, "rollout": rollout}});
     let open = Assignment::open(&named, common).await?;
+    if let Some(there) = open.api.find(&open.target).await?
+        && let Some(question) = selects_others(&there.body, &body)
+    {
+        confirm(&question, args.yes).await?;
+    }
     let made = open.api.put(&open.target, &body).await?.body;
     output::print(&row(&made), &common.output, COLUMNS)?;
     say(&format!("see how far its clusters are: towline flux assignment show {}", named.options()));
     Ok(())
+}
+
+/// The question before another selector takes the place of that of an assignment.
+fn selects_others(there: &Value, new: &Value) -> Option<String> {
+    let tags = |one: &Value| {
+        let tags = one["properties"]["selector"]["tags"].as_object().into_iter().flatten();
+        tags.map(|(tag, value)| (tag.to_lowercase(), value.clone())).collect::<Vec<_>>()
+    };
+    let sorted = |mut tags: Vec<(String, Value)>| {
+        tags.sort_by(|one, other| one.0.cmp(&other.0));
+        tags
+    };
+    let (before, now) = (sorted(tags(there)), sorted(tags(new)));
+    let text = |tags: &[(String, Value)]| match tags {
+        [] => "all clusters".to_owned(),
+        _ => {
+            let tags = tags.iter().map(|(tag, value)| format!("{tag}={}", value.as_str().unwrap_or_default()));
+            tags.collect::<Vec<_>>().join(", ")
+        }
+    };
+    (before != now).then(|| {
+        format!(
+            "The assignment is for {} and would be for {}. Take its configuration out of the clusters that are not selected any more (there are {} now), with what its kustomizations with prune made there?",
+            text(&before),
+            text(&now),
+            there["properties"]["counts"]["matched"].as_u64().unwrap_or_default(),
+        )
+    })
 }
 
 /// `towline flux assignment <action>`.
@@ -370,6 +406,17 @@ mod tests {
         for bad in ["", "- a", "a: 1\n---\nb: 2", "apiVersion: v1\nkind: Secret", "properties: 3", "a: [", "{a: 1}: 2"]
         {
             assert!(parsed(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn g13_another_selector_is_asked_about_and_the_same_is_not() {
+        let of = |tags: Value| json!({"properties": {"selector": {"tags": tags}, "counts": {"matched": 7}}});
+        let there = of(json!({"Ring": "canary", "env": "prod"}));
+        assert_eq!(selects_others(&there, &of(json!({"env": "prod", "ring": "canary"}))), None);
+        for (other, said) in [(json!({"ring": "canray"}), "ring=canray"), (json!({}), "all clusters")] {
+            let question = selects_others(&there, &of(other)).unwrap();
+            assert!(question.contains(said) && question.contains("there are 7 now"), "{question}");
         }
     }
 

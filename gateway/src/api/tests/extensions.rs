@@ -273,7 +273,7 @@ async fn e1_what_is_told_while_an_operation_is_looked_at_is_not_missed() {
         }
     };
     tell(&site, "c", status("c", "web", 1, ObjectState::Succeeded)).await;
-    assert!(store.release_operation(&waiting, i64::MAX / 2, true).await.unwrap());
+    assert!(store.release_operation(&waiting, site.control.now_ms(), i64::MAX / 2, true).await.unwrap());
     assert_eq!(site.ended("owner", &operation_id(&made)).await.body["status"], "Succeeded");
 }
 

@@ -4,7 +4,7 @@ use types::agent_api::{ObjectError, ObjectState, ObjectStatus, ObjectStatuses};
 
 use super::*;
 use crate::{
-    control::work::Work,
+    control::work::{Round, Work},
     rollout::Rollouts,
     store::{
         batch::{Batch, Expect},
@@ -17,6 +17,13 @@ const FLEET_VERSION: &str = "api-version=2026-11-01";
 const CONFIGURATIONS: &str = "Microsoft.KubernetesConfiguration/fluxConfigurations";
 const NEWEST: &str = "api-version=2025-04-01";
 const SECRET: &str = "Z2VoZWlt";
+
+/// Longer than any test.
+const LONG: Duration = Duration::from_secs(3600);
+
+fn rollouts() -> Rollouts {
+    Rollouts::new(AuditLog::nowhere(), Arc::new(Metrics::new()))
+}
 
 fn scope(group: Option<&str>) -> String {
     let group = group.map(|group| format!("/resourceGroups/{group}")).unwrap_or_default();
@@ -89,18 +96,38 @@ impl Bench {
         assert!(matches!(made.status, 200 | 201), "{}", made.body);
     }
 
-    /// Carries out what waits, as the gateway's own worker does, until nothing does.
-    async fn roll(&self) {
-        let rollouts = Rollouts { audit: AuditLog::nowhere(), metrics: Arc::new(Metrics::new()) };
-        let works = rollouts.works();
-        let works: Vec<&dyn Work> = works.iter().map(AsRef::as_ref).collect();
+    /// Carries out what waits, as the gateway's own worker does, until nothing does. How many looks that took.
+    async fn roll(&self) -> u32 {
+        self.roll_with(&rollouts().at(LONG, Duration::ZERO)).await
+    }
+
+    async fn roll_with(&self, rollouts: &Rollouts) -> u32 {
+        let mut looks = 0;
         loop {
-            let (round, _) = self.control.carry_out_some(&works, "process").await;
+            let round = self.round(rollouts).await;
             assert_eq!(round.error, None);
             if round.done == 0 {
-                return;
+                return looks;
             }
+            looks += round.done;
         }
+    }
+
+    /// Looks once at all that waits.
+    async fn round(&self, rollouts: &Rollouts) -> Round {
+        let works = rollouts.works();
+        let works: Vec<&dyn Work> = works.iter().map(AsRef::as_ref).collect();
+        self.control.carry_out_some(&works, "process").await.0
+    }
+
+    fn later(&self, hours: i64) {
+        self.clock_ms.fetch_add(hours * 3_600_000, Ordering::SeqCst);
+    }
+
+    /// As the agents are told: the generation of the configuration in a cluster.
+    async fn generation(&self, cluster: &str) -> i64 {
+        let key = cluster_id("g", cluster).to_ascii_lowercase();
+        self.control.objects(&key, Some(CONFIGURATIONS), None).await.unwrap().objects[0].generation
     }
 
     async fn summary(&self, name: &str) -> Value {
@@ -128,11 +155,14 @@ impl Bench {
 
     /// The cluster tells how far its configuration is.
     async fn says(&self, cluster: &str, state: ObjectState, compliance: &str) {
+        self.says_why(cluster, state, compliance, "Bad").await;
+    }
+
+    async fn says_why(&self, cluster: &str, state: ObjectState, compliance: &str, code: &str) {
         let key = cluster_id("g", cluster).to_ascii_lowercase();
         let wanted = self.control.objects(&key, Some(CONFIGURATIONS), None).await.unwrap();
         let object = &wanted.objects[0];
-        let error =
-            (state == ObjectState::Failed).then(|| ObjectError { code: "Bad".into(), message: "broken".into() });
+        let error = (state == ObjectState::Failed).then(|| ObjectError { code: code.into(), message: "broken".into() });
         let told = ObjectStatus {
             id: object.id.clone(),
             generation: object.generation,
@@ -149,6 +179,20 @@ impl Bench {
 
     async fn complies(&self, cluster: &str) {
         self.says(cluster, ObjectState::Succeeded, "Compliant").await;
+    }
+
+    /// Those of the clusters whose configuration is being deleted tell that it is gone.
+    async fn says_gone(&self, clusters: &[&str]) {
+        for cluster in clusters {
+            let key = cluster_id("g", cluster).to_ascii_lowercase();
+            let wanted = self.control.objects(&key, Some(CONFIGURATIONS), None).await.unwrap();
+            if wanted.objects.first().is_some_and(|object| object.deleting) {
+                self.says(cluster, ObjectState::Deleted, "Unknown").await;
+                while self.made(cluster, "shop").await.status != 404 {
+                    tokio::task::yield_now().await;
+                }
+            }
+        }
     }
 
     /// Clusters that have the configuration now.
@@ -407,6 +451,15 @@ async fn g13_who_writes_one_needs_the_rights_to_both() {
     let list = path.replace('?', "/listClusters?");
     assert_eq!(site.call("assigns", "POST", &list, Some(json!({}))).await.status, 403);
     assert_eq!(site.call("both", "POST", &list, Some(json!({}))).await.status, 200);
+    // Nor is what they would be refused there told them beside the counts.
+    site.roll().await;
+    site.says("a", ObjectState::Failed, "Non-Compliant").await;
+    site.roll().await;
+    for (user, known) in [("assigns", 0), ("both", 1)] {
+        let own = site.call(user, "GET", &path, None).await.body["properties"].clone();
+        assert_eq!(own["failures"].as_array().map(Vec::len), Some(known), "{user}: {own}");
+        assert_eq!(own["counts"]["failed"], 1, "{user}: {own}");
+    }
     assert_eq!(site.call("both", "DELETE", &path, None).await.status, 202);
 }
 
@@ -472,6 +525,20 @@ async fn g13_template_is_checked_when_it_is_written_and_hides_its_secrets() {
         assert!(refused.body.to_string().contains(place), "{place}: {}", refused.body);
     }
 
+    // How many there are in a cluster of whatever name is no matter.
+    let stored = |n: usize| Stored {
+        key: format!("{}-{n}", child("any", "full").to_lowercase()),
+        kind: CONFIGURATIONS.to_ascii_lowercase(),
+        parent: cluster_id("g", "any").to_ascii_lowercase(),
+        id: format!("{}-{n}", child("any", "full")),
+        revision: 0,
+        body: json!({"properties": {}}),
+        protected: None,
+    };
+    site.of_ring("any", "none").await;
+    let puts =
+        (0..crate::control::objects::OF_A_CLUSTER).map(|n| (stored(usize::try_from(n).unwrap()), Expect::Absent));
+    site.control.store.apply(&Batch { puts: puts.collect(), ..Batch::default() }).await.unwrap().unwrap();
     let made = site.fleet("PUT", "all", Some(secret())).await;
     assert_eq!(made.status, 201, "{}", made.body);
     let stored = site.control.store.get(&assignment(Some("g"), "all").split('?').next().unwrap().to_lowercase()).await;
@@ -586,10 +653,265 @@ async fn g13_a_thousand_clusters_get_one_in_one_pass() {
     }
     site.control.write(&batch).await.unwrap().unwrap();
     site.wants("all", wanted(json!({}))).await;
-    site.roll().await;
+    let looks = site.roll().await;
+    assert_eq!(looks, 1, "one look writes all");
     assert_eq!(site.counts("all").await, [1000, 1000, 0, 0, 0, 1000]);
     let held = site.control.store.count(&CONFIGURATIONS.to_ascii_lowercase(), "").await.unwrap();
     assert_eq!(held, CLUSTERS_OF_FLEET as u64);
     let list = site.states("all", json!({"state": "Applying"})).await;
     assert_eq!(list.len(), CLUSTERS_OF_FLEET);
+    // Nor does each of them that tells something take a look of its own.
+    for n in 0..CLUSTERS_OF_FLEET {
+        site.complies(&format!("edge-{n}")).await;
+    }
+    assert_eq!(site.roll().await, 1);
+    assert_eq!(site.counts("all").await, [1000, 1000, 1000, 0, 0, 0]);
+}
+
+#[tokio::test]
+async fn g13_turn_that_is_over_at_once_still_comes_forward() {
+    const ALL: [&str; 20] = [
+        "c0", "c1", "c2", "c3", "c4", "c5", "c6", "c7", "c8", "c9", "d0", "d1", "d2", "d3", "d4", "d5", "d6", "d7",
+        "d8", "d9",
+    ];
+    let site = site(&ALL).await;
+    site.wants("all", wanted(json!({}))).await;
+    let none = rollouts().at(Duration::ZERO, Duration::ZERO);
+    assert_eq!(site.roll_with(&none).await, 2, "a batch in each turn");
+    assert_eq!(site.counts("all").await[1], 20);
+    // Also where others leave, and where the assignment goes.
+    let nobody = json!({"properties": {"selector": {"tags": {"ring": "two"}}}});
+    assert_eq!(site.fleet("PATCH", "all", Some(nobody)).await.status, 200);
+    site.of_ring("new", "two").await;
+    site.roll_with(&none).await;
+    assert!(site.having(&ALL).await.is_empty());
+    assert_eq!(site.having(&["new"]).await, ["new"]);
+}
+
+#[tokio::test]
+async fn g13_assignment_with_more_to_do_comes_after_those_that_have_waited() {
+    let site = site(&["a", "b"]).await;
+    site.wants("all", wanted(json!({}))).await;
+    let store = &site.control.store;
+    let waiting = async |now_ms| store.operations_waiting("fleet-rollout", now_ms, 10).await.unwrap();
+    // Woken while it is looked at.
+    let one = waiting(site.control.now_ms()).await.remove(0);
+    let claim = store.claim_operation(&one, "process", site.control.now_ms() + 60_000).await.unwrap().unwrap();
+    store.wake_operations_of(&one.operation.resource, site.control.now_ms()).await.unwrap();
+    let now_ms = site.control.now_ms() + 1000;
+    assert!(store.release_operation(&claim, now_ms, i64::MAX / 2, true).await.unwrap());
+    assert!(waiting(now_ms - 1).await.is_empty(), "not before all others");
+    assert_eq!(waiting(now_ms).await.len(), 1);
+}
+
+#[tokio::test]
+async fn g13_cluster_that_was_away_for_longer_than_secrets_are_kept_gets_them_again() {
+    let site = site(&["a"]).await;
+    site.wants("all", secret()).await;
+    site.roll().await;
+    let first = site.generation("a").await;
+    site.later(49);
+    site.control.forget_protected().await.unwrap();
+    site.says_why("a", ObjectState::Failed, "Non-Compliant", "ProtectedSettingsGone").await;
+    site.roll().await;
+    let second = site.generation("a").await;
+    assert!(second > first);
+    let key = cluster_id("g", "a").to_ascii_lowercase();
+    let there = site.control.objects(&key, Some(CONFIGURATIONS), None).await.unwrap().objects[0].clone();
+    let question = types::agent_api::ProtectedQuestion { id: there.id, protected: there.protected.unwrap() };
+    let settings = site.control.protected_of(&key, &question).await.unwrap().settings;
+    assert!(settings.iter().any(|(_, value)| value == SECRET), "its agent gets them");
+    // A cluster that says so over and over is not written over and over.
+    site.says_why("a", ObjectState::Failed, "Non-Compliant", "ProtectedSettingsGone").await;
+    site.roll().await;
+    assert_eq!((site.generation("a").await, site.counts("all").await[4]), (second, 1));
+}
+
+#[tokio::test]
+async fn g13_pause_holds_removals_and_waves_bound_them() {
+    const ALL: [&str; 4] = ["a", "b", "c", "d"];
+    let site = site(&ALL).await;
+    site.wants("all", wanted(json!({}))).await;
+    site.roll().await;
+    for cluster in ALL {
+        site.complies(cluster).await;
+    }
+    let nobody = json!({"properties": {
+        "selector": {"tags": {"ring": "typo"}}, "rollout": {"paused": true, "maxConcurrentPercent": 50},
+    }});
+    assert_eq!(site.fleet("PATCH", "all", Some(nobody)).await.status, 200);
+    site.roll().await;
+    assert_eq!(site.having(&ALL).await.len(), 4, "nothing is taken away while it is paused");
+    let resume = json!({"properties": {"rollout": {"paused": false}}});
+    assert_eq!(site.fleet("PATCH", "all", Some(resume)).await.status, 200);
+    // Half of those that are left at one time.
+    for left in [2, 1, 0] {
+        site.roll().await;
+        assert_eq!(site.having(&ALL).await.len(), left);
+        site.roll().await;
+        assert_eq!(site.having(&ALL).await.len(), left, "while they are going");
+        site.says_gone(&ALL).await;
+    }
+}
+
+#[tokio::test]
+async fn g13_what_is_only_of_the_moment_is_no_failure_of_a_cluster() {
+    let site = site(&["a", "b"]).await;
+    // Somebody deletes the group of one; the gateway cannot open what it sealed.
+    site.group("h").await;
+    let mut body = new_cluster();
+    body["tags"] = json!({"ring": "one"});
+    assert_eq!(site.call("owner", "PUT", &cluster("h", "far"), Some(body)).await.status, 201);
+    let key = scope(Some("h")).to_lowercase();
+    let mut going = site.control.store.get(&key).await.unwrap().unwrap();
+    crate::control::objects::mark_deleting(&mut going, true);
+    site.control.store.put(&going, Expect::Any).await.unwrap().unwrap();
+    let path = assignment(None, "all");
+    let made = site.call("owner", "PUT", &path, Some(wanted(json!({"maxFailures": 0})))).await;
+    assert_eq!(made.status, 201, "{}", made.body);
+    site.roll().await;
+    let own = site.call("owner", "GET", &path, None).await.body["properties"].clone();
+    assert_eq!((&own["state"], &own["counts"]["failed"]), (&json!("RollingOut"), &json!(0)), "{own}");
+    assert_eq!(own["counts"]["applied"], 2, "the others have it: {own}");
+}
+
+#[tokio::test]
+async fn g13_what_keeps_an_assignment_from_going_on_is_told_of_it() {
+    let site = site(&["a"]).await;
+    site.wants("all", secret()).await;
+    let key = assignment(Some("g"), "all").split('?').next().unwrap().to_lowercase();
+    let mut stored = site.control.store.get(&key).await.unwrap().unwrap();
+    stored.protected = Some(vec![0; 64]);
+    site.control.store.put(&stored, Expect::Any).await.unwrap().unwrap();
+    let round = site.round(&rollouts().at(LONG, Duration::ZERO)).await;
+    assert!(round.error.unwrap().contains("store_key_file"));
+    let own = site.summary("all").await;
+    assert_eq!((&own["state"], &own["counts"]["pending"]), (&json!("RollingOut"), &json!(1)), "{own}");
+    assert!(own["stateReason"].as_str().unwrap().contains("store_key_file"), "{own}");
+}
+
+#[tokio::test]
+async fn g13_cluster_that_never_ends_keeps_others_for_two_days_at_most_and_one_that_has_ended_never() {
+    let site = site(&["a", "b", "c"]).await;
+    site.wants("all", wanted(json!({"maxConcurrentPercent": 34}))).await;
+    site.roll().await;
+    let [first] = site.having(&["a", "b", "c"]).await[..] else { panic!("one at a time") };
+    site.complies(first).await;
+    // A push to the repository is no part of the rollout.
+    site.says(first, ObjectState::Succeeded, "Pending").await;
+    site.roll().await;
+    let two = site.having(&["a", "b", "c"]).await;
+    assert_eq!(two.len(), 2);
+    // Its Flux does not run.
+    let second = two.into_iter().find(|cluster| *cluster != first).unwrap();
+    site.says(second, ObjectState::Succeeded, "Pending").await;
+    site.roll().await;
+    assert_eq!(site.having(&["a", "b", "c"]).await.len(), 2);
+    site.later(49);
+    site.roll().await;
+    assert_eq!(site.having(&["a", "b", "c"]).await.len(), 3);
+    let failed = site.summary("all").await["failures"].clone();
+    assert_eq!((failed.as_array().unwrap().len(), &failed[0]["code"]), (1, &json!("TimedOut")), "{failed}");
+    // It may comply after all.
+    site.complies(second).await;
+    site.roll().await;
+    assert_eq!(site.counts("all").await[4], 0);
+}
+
+#[tokio::test]
+async fn g13_write_of_an_assignment_that_has_changed_does_not_happen() {
+    let site = site(&["a"]).await;
+    site.wants("all", wanted(json!({}))).await;
+    let key = assignment(Some("g"), "all").split('?').next().unwrap().to_lowercase();
+    let before = site.control.store.get(&key).await.unwrap().unwrap();
+    let pause = json!({"properties": {"rollout": {"paused": true}}});
+    assert_eq!(site.fleet("PATCH", "all", Some(pause)).await.status, 200);
+    let cluster = site.control.store.get(&cluster_id("g", "a").to_ascii_lowercase()).await.unwrap().unwrap();
+    let batch =
+        Batch { puts: vec![(cluster, Expect::Any)], as_read: vec![(key.clone(), before.revision)], ..Batch::default() };
+    let refused = site.control.write(&batch).await.unwrap().unwrap_err();
+    assert!(matches!(refused, crate::store::batch::Refused::Changed { key: changed, .. } if changed == key));
+}
+
+#[tokio::test]
+async fn g13_write_of_a_cluster_that_keeps_its_tags_wakes_no_assignment() {
+    let site = site(&["a", "b"]).await;
+    site.wants("all", wanted(json!({}))).await;
+    site.roll().await;
+    site.of_ring("a", "one").await;
+    assert_eq!(site.roll().await, 0);
+    site.of_ring("a", "two").await;
+    assert!(site.roll().await > 0);
+    // And what is woken over and over rests between two looks.
+    let rollouts = rollouts().at(LONG, LONG);
+    site.of_ring("a", "one").await;
+    assert_eq!(site.round(&rollouts).await.done, 1);
+    let having = site.having(&["a", "b"]).await.len();
+    site.of_ring("new", "one").await;
+    site.round(&rollouts).await;
+    assert_eq!(site.having(&["new", "a", "b"]).await.len(), having);
+}
+
+#[tokio::test]
+async fn g13_cluster_that_goes_from_one_ring_to_another_is_no_failure_of_either() {
+    let site = site(&["a", "b"]).await;
+    let ring = |ring: &str| {
+        let mut body = wanted(json!({"maxFailures": 0, "maxConcurrentPercent": 1}));
+        body["properties"]["selector"] = json!({"tags": {"ring": ring}});
+        body
+    };
+    site.wants("one", ring("one")).await;
+    site.roll().await;
+    let mine = site.having(&["a", "b"]).await[0];
+    // What it has is the first one's when the second looks.
+    let pause = json!({"properties": {"rollout": {"paused": true}}});
+    assert_eq!(site.fleet("PATCH", "one", Some(pause)).await.status, 200);
+    site.of_ring(mine, "two").await;
+    site.of_ring("other", "two").await;
+    site.wants("two", ring("two")).await;
+    site.roll().await;
+    let own = site.summary("two").await;
+    assert_eq!((&own["state"], &own["counts"]["failed"]), (&json!("RollingOut"), &json!(0)), "{own}");
+    assert_eq!(site.having(&["other"]).await, ["other"]);
+}
+
+#[tokio::test]
+async fn g13_kept_secrets_do_not_follow_to_another_address() {
+    let site = site(&["a"]).await;
+    site.wants("all", secret()).await;
+    let with = |url: &str| {
+        let mut body = secret();
+        body["properties"]["template"]["properties"]["gitRepository"]["url"] = url.into();
+        let own = body["properties"]["template"]["properties"].as_object_mut().unwrap();
+        own.remove("configurationProtectedSettings");
+        body
+    };
+    for url in ["https://mine.example/x.git", "http://example.com/shop.git", "https://example.com:8443/shop.git"] {
+        let refused = site.fleet("PUT", "all", Some(with(url))).await;
+        assert_eq!((refused.status, refused.code()), (400, "InvalidCredentials"), "{}", refused.body);
+        let patch = json!({"properties": {"template": with(url)["properties"]["template"]}});
+        assert_eq!(site.fleet("PATCH", "all", Some(patch)).await.status, 400);
+    }
+    let same = site.fleet("PUT", "all", Some(with("https://example.com/other.git"))).await;
+    assert_eq!(same.status, 200, "{}", same.body);
+    let mut again = with("https://mine.example/x.git");
+    again["properties"]["template"]["properties"]["configurationProtectedSettings"] = json!({"httpsKey": SECRET});
+    assert_eq!(site.fleet("PUT", "all", Some(again)).await.status, 200);
+}
+
+#[tokio::test]
+async fn g13_same_template_with_the_same_secret_is_no_new_one() {
+    let site = site(&["a"]).await;
+    site.wants("all", secret()).await;
+    site.roll().await;
+    let first = site.generation("a").await;
+    site.clock_ms.fetch_add(1000, Ordering::SeqCst);
+    site.wants("all", secret()).await;
+    site.roll().await;
+    assert_eq!(site.generation("a").await, first);
+    let mut other = secret();
+    other["properties"]["template"]["properties"]["configurationProtectedSettings"] = json!({"httpsKey": "YW5kZXJz"});
+    site.wants("all", other).await;
+    site.roll().await;
+    assert!(site.generation("a").await > first);
 }

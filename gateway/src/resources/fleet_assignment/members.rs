@@ -9,7 +9,7 @@ use types::{agent_api::ObjectState, api::ResourceId};
 use super::Assignment;
 use crate::{
     control::Control,
-    managed::Managed,
+    managed::{FINISHED, Managed},
     object::Object,
     resources::connected_cluster,
     store::{
@@ -22,6 +22,10 @@ use crate::{
 
 /// When it is tried again in a cluster where it was refused, milliseconds.
 const AGAIN_MS: i64 = 5 * 60 * 1000;
+/// How long a cluster that never comes to an end keeps others waiting, milliseconds.
+const PLACE_MS: i64 = 48 * 60 * 60 * 1000;
+/// What a cluster tells that was away for longer than the secrets of its configuration are kept.
+const SECRETS_GONE: &str = "ProtectedSettingsGone";
 /// Clusters that refused it at most: with more, something is wrong with the assignment.
 pub const REFUSED: usize = 200;
 
@@ -80,6 +84,9 @@ pub struct Member {
     /// Why, where it failed or does not comply: a code, and a sentence.
     pub why: Option<(String, String)>,
     commit: Option<String>,
+    /// Whether it came to an end with the template of today, once.
+    is_finished: bool,
+    tags: Option<Value>,
 }
 
 impl Member {
@@ -101,12 +108,19 @@ pub struct Fleet {
     pub members: Vec<Member>,
     /// Ids of what it made in clusters that it is not for any more.
     pub leaving: Vec<String>,
+    /// How many of these are being deleted.
+    pub going: usize,
 }
 
 impl Fleet {
     /// How many are in one of these states.
     pub fn count(&self, states: &[State]) -> usize {
         self.members.iter().filter(|member| states.contains(&member.state)).count()
+    }
+
+    /// How many were begun and have not come to an end yet: so many have a place.
+    pub fn unfinished(&self) -> usize {
+        self.members.iter().filter(|member| member.state == State::Applying && !member.is_finished).count()
     }
 }
 
@@ -143,18 +157,20 @@ pub fn refused(told: Option<&Told>, assignment: &Assignment, now_ms: i64) -> Ref
 /// # Errors
 /// The store cannot be read.
 pub async fn look(control: &Control, assignment: &Assignment, refused: &Refusals) -> Result<Fleet, StoreError> {
-    let scope = assignment.id.parent_key();
+    let (scope, now_ms) = (assignment.id.parent_key(), control.now_ms());
     let (mut fleet, mut going) = (Fleet::default(), HashSet::new());
     each(control, connected_cluster::NAME, scope, |cluster| {
         if cluster.is_deleting() {
             going.insert(cluster.key);
-        } else if assignment.selects(&cluster) {
+        } else if assignment.selects(cluster.body.get("tags")) {
             fleet.members.push(Member {
                 state: State::Waiting,
                 is_ready: true,
                 is_made: false,
                 why: None,
                 commit: None,
+                is_finished: false,
+                tags: cluster.body.get("tags").cloned(),
                 key: cluster.key,
                 id: cluster.id,
             });
@@ -165,25 +181,36 @@ pub async fn look(control: &Control, assignment: &Assignment, refused: &Refusals
         fleet.members.iter().enumerate().map(|(place, member)| (member.key.clone(), place)).collect();
     // What is there of the template of today, by its key: the cluster's place, and its generation.
     let mut made = HashMap::new();
+    // Which other assignment has it in which cluster.
+    let mut others: HashMap<String, Vec<usize>> = HashMap::new();
     each(control, assignment.kind.name(), scope, |child| {
         if last_name(&child.key) != assignment.name.to_ascii_lowercase() {
             return;
         }
         let managed = Managed::of(&child.body);
         let is_own = managed.as_ref().is_some_and(|managed| managed.key() == assignment.id.key());
-        let Some(member) = places.get(&child.parent).map(|place| &mut fleet.members[*place]) else {
-            if is_own && !child.is_deleting() && !going.contains(&child.parent) {
+        let Some(place) = places.get(&child.parent).copied() else {
+            if !is_own || going.contains(&child.parent) {
+                return;
+            }
+            if child.is_deleting() {
+                fleet.going += 1;
+            } else {
                 fleet.leaving.push(child.id);
             }
             return;
         };
+        let member = &mut fleet.members[place];
         if child.is_deleting() {
             // It is made again once that has ended.
             member.is_ready = false;
         } else if !is_own {
             (member.state, member.is_ready) = (State::Failed, false);
             let whose = match managed {
-                Some(managed) => format!("the fleet assignment '{}' has it", managed.by),
+                Some(managed) => {
+                    others.entry(managed.key()).or_default().push(place);
+                    format!("the fleet assignment '{}' has it", managed.by)
+                }
                 None => "somebody else made it, and it is not taken over".to_owned(),
             };
             let message = format!("The name '{}' is taken in this cluster: {whose}.", assignment.name);
@@ -194,16 +221,35 @@ pub async fn look(control: &Control, assignment: &Assignment, refused: &Refusals
         }
     })
     .await?;
+    for (key, places) in &others {
+        let Some(other) = control.store.get(key).await? else { continue };
+        let selects = Assignment::of(&other).filter(|_| !other.is_deleting());
+        for place in places {
+            let member = &mut fleet.members[*place];
+            // It is about to take it away, and then the name is free.
+            if selects.as_ref().is_none_or(|other| !other.selects(member.tags.as_ref())) {
+                (member.state, member.why) = (State::Waiting, None);
+            }
+        }
+    }
     let keys: Vec<String> = made.keys().cloned().collect();
     let told = control.store.told_of(&keys).await?;
     for (key, (cluster, generation)) in &made {
         let told = told.get(key).filter(|told| told.generation >= *generation);
         if let (Some(place), Some(told)) = (places.get(cluster), told) {
-            judge(
-                &mut fleet.members[*place],
-                told,
-                assignment.kind.follows().is_some_and(|kind| kind.details.is_some()),
-            );
+            let member = &mut fleet.members[*place];
+            judge(member, told, assignment.kind.follows().is_some_and(|kind| kind.details.is_some()));
+            let is_gone = member.why.as_ref().is_some_and(|(code, _)| code == SECRETS_GONE);
+            // The assignment still has them; not at once again, whatever a cluster tells.
+            if member.state == State::Failed && is_gone && assignment.has_secrets && now_ms - generation >= AGAIN_MS {
+                (member.state, member.why) = (State::Waiting, None);
+            }
+        }
+        let member = places.get(cluster).map(|place| &mut fleet.members[*place]);
+        let late = |member: &&mut Member| member.state == State::Applying && !member.is_finished;
+        if let Some(member) = member.filter(late).filter(|_| now_ms - generation >= PLACE_MS) {
+            let message = "It has neither complied nor failed within 48 hours; others go on without it.".to_owned();
+            (member.state, member.why) = (State::Failed, Some(("TimedOut".to_owned(), message)));
         }
     }
     for member in fleet.members.iter_mut().filter(|member| member.state == State::Waiting) {
@@ -242,6 +288,7 @@ fn judge(member: &mut Member, told: &Told, complies: bool) {
     let (error, details) = (&told.status["error"], &told.status["details"]);
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     member.commit = details["sourceSyncedCommitId"].as_str().map(str::to_owned);
+    member.is_finished = told.status[FINISHED] == true;
     match serde_json::from_value(told.status["state"].clone()) {
         Ok(ObjectState::Failed) => {
             member.state = State::Failed;

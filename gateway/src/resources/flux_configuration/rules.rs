@@ -108,6 +108,16 @@ fn is_address(text: &str, schemes: &[&str], user: bool) -> bool {
     written && url.host_str().is_some_and(|host| !host.is_empty()) && !secret
 }
 
+/// The scheme, the host and the port of an address of any source.
+pub(super) fn origin(text: &str) -> String {
+    if let Some((host, _)) = text.strip_prefix("git@").and_then(|rest| rest.split_once(':')) {
+        return format!("ssh://{}:22", host.to_ascii_lowercase());
+    }
+    let Ok(url) = url::Url::parse(text) else { return text.to_owned() };
+    let port = url.port_or_known_default().or_else(|| (url.scheme() == "ssh").then_some(22)).unwrap_or(443);
+    format!("{}://{}:{port}", url.scheme(), url.host_str().unwrap_or_default().to_ascii_lowercase())
+}
+
 /// The address of a Git repository, in each form that `git` and `az` take.
 ///
 /// # Errors
