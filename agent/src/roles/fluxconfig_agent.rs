@@ -93,6 +93,8 @@ pub const ENTRY: Entry = Entry {
 
 /// Between two attempts to read what is there at the start.
 const LOAD_AGAIN: Duration = Duration::from_secs(5);
+/// How long one attempt may take.
+const LOAD_WITHIN: Duration = Duration::from_secs(30);
 
 /// Why the role cannot be built.
 #[derive(Debug, thiserror::Error)]
@@ -162,6 +164,11 @@ impl Configurations for FluxConfigs {
 
 /// A kind of configurations that become Flux's objects.
 pub trait Configurations: Kind<Shown = Shown, Own = Own> {
+    /// Whether the chart of the agents, which brings the definition, may be older than this kind.
+    const IS_LATER: bool = false;
+    /// Whether a kustomization that is not wanted any more stays until those that are wanted have applied what they have.
+    const HANDS_OVER: bool = false;
+
     /// What is wanted, as the properties of a flux configuration, without what is secret.
     ///
     /// # Errors
@@ -198,12 +205,13 @@ pub struct Troubles {
     /// How the role fares.
     health: Reporter,
     of: Mutex<BTreeMap<&'static str, (&'static str, String)>>,
+    missing: Mutex<BTreeMap<&'static str, String>>,
 }
 
 impl Troubles {
     /// None yet.
     pub fn new(health: Reporter) -> Self {
-        Self { health, of: Mutex::default() }
+        Self { health, of: Mutex::default(), missing: Mutex::default() }
     }
 
     /// What keeps a kind, named by its full type, from being worked at; nothing any more.
@@ -217,6 +225,16 @@ impl Troubles {
             Some((reason, message)) => self.health.failing(reason, message),
             None => self.health.running(),
         }
+    }
+
+    /// A kind is not here, and all others are worked at; it is here again.
+    fn warn(&self, kind: &'static str, missing: Option<String>) {
+        let mut all = self.missing.lock().unwrap_or_else(PoisonError::into_inner);
+        match missing {
+            Some(missing) => drop(all.insert(kind, missing)),
+            None => drop(all.remove(kind)),
+        }
+        self.health.warnings(all.values().cloned().collect());
     }
 }
 
@@ -292,10 +310,9 @@ impl<G: Gateway> FluxconfigAgent<G> {
             turn: &tokio::sync::Mutex::default(),
             troubles: &Troubles::new(self.health.clone()),
         };
-        // What has scopes in the same namespaces is known before anything is given rights there.
         tokio::join!(self.load(&flux, shared.troubles), self.load(&git, shared.troubles));
-        let of_flux = || Placed::all::<FluxConfigs>(&flux);
-        let of_git = || Placed::all::<GitConfigs>(&git);
+        let of_flux = || known(&flux);
+        let of_git = || known(&git);
         let ledger = Ledger::default();
         let seen: BoxFuture<'_, ()> = Box::pin(views.run());
         let flux: BoxFuture<'_, ()> = Box::pin(self.work_at(&flux, &of_git, Some(&ledger), &shared));
@@ -303,27 +320,29 @@ impl<G: Gateway> FluxconfigAgent<G> {
         tokio::join!(seen, flux, git);
     }
 
-    /// Reads what there is of a kind, unless this agent cannot have any.
+    /// Reads what there is of a kind.
     async fn load<K: Configurations>(&self, store: &Store<K>, troubles: &Troubles) {
-        while let Err(problem) = store.load().await {
-            troubles.say(K::TYPE, Some(("NotLoaded", problem)));
-            if store.is_absent() {
-                return;
-            }
-            tokio::time::sleep(LOAD_AGAIN).await;
+        let loaded = tokio::time::timeout(LOAD_WITHIN, store.load()).await;
+        let problem = loaded.unwrap_or_else(|_| Err(format!("{} cannot be read: the apiserver is too slow", K::NOUNS)));
+        let is_missing = K::IS_LATER && problem.is_err() && store.is_missing();
+        let problem = problem.err();
+        match problem.clone().filter(|_| !is_missing) {
+            Some(problem) => troubles.say(K::TYPE, Some(("NotLoaded", problem))),
+            None => troubles.say(K::TYPE, None),
         }
+        troubles.warn(K::TYPE, problem.filter(|_| is_missing));
     }
 
     /// Works at one kind of configurations. `others`: what is known of those of other kinds.
     async fn work_at<K: Configurations>(
         &self,
         store: &Store<K>,
-        others: &(dyn Fn() -> Vec<Placed> + Send + Sync),
+        others: &(dyn Fn() -> Option<Vec<Placed>> + Send + Sync),
         ledger: Option<&Ledger>,
         shared: &Shared<'_>,
     ) {
         // What is there is known before the gateway says what is wanted; the other kinds do not wait for this one.
-        while store.is_absent() {
+        while !store.is_loaded() {
             tokio::time::sleep(LOAD_AGAIN).await;
             self.load(store, shared.troubles).await;
         }
@@ -351,6 +370,11 @@ impl<G: Gateway> FluxconfigAgent<G> {
             (Box::pin(converge.run()), Box::pin(report.run()));
         tokio::join!(follow, converge, report);
     }
+}
+
+/// Where the configurations of a kind are; unless they could not be read yet.
+fn known<K: Configurations>(store: &Store<K>) -> Option<Vec<Placed>> {
+    (store.is_loaded() || (K::IS_LATER && store.is_missing())).then(|| Placed::all(store))
 }
 
 /// What the kinds of configurations share.

@@ -171,6 +171,13 @@ impl Kind for SourceControlConfigurations {
             texts(own, &mut faults);
             protected(own, &mut faults);
             credentials(own, &mut faults);
+            if let (Some(old), Some(stored)) = (old, writing.old)
+                && origin(text(old, "repositoryUrl")) != origin(text(own, "repositoryUrl"))
+            {
+                let sealed = stored.protected.as_deref();
+                let kept = sealed.and_then(|sealed| writing.control.unseal(writing.id.key(), sealed));
+                given_again(own, &kept.unwrap_or_default(), &mut faults);
+            }
             faults.truncate(FAULTS);
             if let Some(fault) = ErrorDetail::all(faults) {
                 return Err(fault.into());
@@ -207,6 +214,14 @@ impl Kind for SourceControlConfigurations {
         let Some(told) = showing.told else { return };
         if let Some(Value::Object(details)) = told.status.get("details") {
             properties.extend(details.clone());
+        }
+        // What an agent said of what was wanted before says nothing of what is wanted now.
+        if !is_begun {
+            let applied = properties["complianceStatus"]["lastConfigApplied"].take();
+            properties["complianceStatus"] = json!({"complianceState": "Pending"});
+            if !applied.is_null() {
+                properties["complianceStatus"]["lastConfigApplied"] = applied;
+            }
         }
         // Why it failed, where the cluster has not said that itself.
         let error = &told.status["error"]["message"];
@@ -288,9 +303,61 @@ fn credentials(own: &Map<String, Value>, faults: &mut Vec<ErrorDetail>) {
     }
 }
 
+/// Scheme, host and port of a repository's address.
+fn origin(url: &str) -> (String, String) {
+    let url = url.to_ascii_lowercase();
+    let Some((scheme, rest)) = url.split_once("://") else {
+        let host = url.split(':').next().unwrap_or_default();
+        return ("ssh".to_owned(), host.rsplit('@').next().unwrap_or_default().to_owned());
+    };
+    let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
+    let host = authority.rsplit('@').next().unwrap_or_default();
+    let port = match scheme {
+        "https" => ":443",
+        "http" => ":80",
+        _ => ":22",
+    };
+    (scheme.to_owned(), host.strip_suffix(port).unwrap_or(host).to_owned())
+}
+
+/// Asks for those settings again that were kept and that the new address would be sent: who may write the configuration
+/// could learn them there otherwise.
+fn given_again(own: &Map<String, Value>, kept: &Value, faults: &mut Vec<ErrorDetail>) {
+    let scheme = origin(text(own, "repositoryUrl")).0;
+    let sent: &[&str] = match scheme.as_str() {
+        "https" => &["httpsUser", "httpsKey"],
+        "ssh" => &["sshPrivateKey"],
+        _ => &[],
+    };
+    let given = own.get(PROTECTED).and_then(Value::as_object);
+    for name in sent {
+        let is_kept = kept[format!("properties.{PROTECTED}")].get(*name).is_some();
+        if is_kept && !given.is_some_and(|given| given.contains_key(*name)) {
+            let message = format!(
+                "The protected setting '{name}' was given for another scheme, host or port of repositoryUrl and is not taken over; give it again."
+            );
+            fault(faults, "InvalidCredentials", message, &format!("{PROTECTED}.{name}"));
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn g10_addresses_have_a_scheme_a_host_and_a_port() {
+        for (one, other, is_same) in [
+            ("https://example.com/a", "https://EXAMPLE.com:443/b?x", true),
+            ("git@example.com:org/a", "ssh://git@example.com:22/org/b", true),
+            ("https://example.com/a", "https://example.com:8443/a", false),
+            ("https://example.com/a", "http://example.com/a", false),
+            ("https://example.com/a", "https://example.com.evil.net/a", false),
+            ("git@example.com:a", "git@evil.net:a", false),
+        ] {
+            assert_eq!(origin(one) == origin(other), is_same, "{one} {other}");
+        }
+    }
 
     #[test]
     fn g10_names_are_labels_that_leave_room_for_what_the_agent_adds() {

@@ -155,6 +155,13 @@ impl OperatorParams {
                 self.paths.push(path);
             }
         }
+        let holds = |outer: &str, inner: &str| {
+            outer.is_empty() || inner.strip_prefix(outer).is_some_and(|rest| rest.starts_with('/'))
+        };
+        let is_within_another = |path: &String| self.paths.iter().any(|other| other != path && holds(other, path));
+        if self.paths.iter().any(is_within_another) {
+            return Err("paths of which none is within another: what both have would have two owners".to_owned());
+        }
         if self.paths.len() > PATHS {
             return Err(format!("at most {PATHS} paths"));
         }
@@ -229,6 +236,8 @@ mod tests {
         assert_eq!(OperatorParams::read("  "), Ok(OperatorParams::default()));
         let last = OperatorParams::read("--git-branch a --git-branch=b --git-path=.").unwrap();
         assert_eq!((last.branch.as_deref(), last.paths.as_slice()), (Some("b"), &[String::new()][..]));
+        let beside = OperatorParams::read("--git-path=app,app/,apps,web/app").unwrap();
+        assert_eq!(beside.paths, ["app", "apps", "web/app"]);
         for off in ["--sync-garbage-collection=false", "--sync-garbage-collection --sync-garbage-collection-dry=1"] {
             assert!(!OperatorParams::read(off).unwrap().prune, "{off}");
         }
@@ -256,6 +265,8 @@ mod tests {
             ("--git-branch='-x y'", "must be the name of a branch"),
             ("--git-path=../x", "without '..'"),
             ("--git-path=/etc", "relative"),
+            ("--git-path=apps,apps/web", "none is within another"),
+            ("--git-path=apps/web --git-path=.", "none is within another"),
             ("--git-path=a\\..\\b", "relative"),
             ("--git-poll-interval=5", "a time such as"),
             ("--git-poll-interval=0s", "a time such as"),

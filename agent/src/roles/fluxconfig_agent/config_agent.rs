@@ -155,6 +155,10 @@ fn named(path: &str) -> String {
 }
 
 impl Configurations for GitConfigs {
+    const IS_LATER: bool = true;
+    /// One path becomes one kustomization, so that another `--git-path` may bring the same objects by another one.
+    const HANDS_OVER: bool = true;
+
     fn properties(wanted: &Wanted) -> Result<Properties, Problem> {
         let properties = Old::read(&wanted.properties)?.translated()?;
         properties.bounded()?;
@@ -195,7 +199,10 @@ impl Configurations for GitConfigs {
 mod tests {
     use types::agent_api::{ObjectError, encode};
 
-    use super::{super::render::called, *};
+    use super::{
+        super::render::{called, labels_of, owner_of},
+        *,
+    };
 
     fn translated(properties: Value) -> Result<Properties, Problem> {
         GitConfigs::properties(&Wanted { properties, ..Wanted::default() })
@@ -250,6 +257,17 @@ mod tests {
         assert_eq!((GitConfigs::owned("git.web"), GitConfigs::owned("git-web")), (Some("web"), None));
         assert_eq!(called("git.web"), format!("{} web", GitConfigs::NOUN));
         assert_eq!(called("web"), "configuration web");
+    }
+
+    #[test]
+    fn g10_objects_have_a_label_that_no_flux_configuration_has() {
+        for (owner, key, value) in [("git.web", "towline.io/gitconfig", "web"), ("web", "towline.io/fluxconfig", "web")]
+        {
+            let labels = labels_of(owner);
+            assert_eq!(labels, json!({"app.kubernetes.io/managed-by": "towline", key: value}));
+            assert_eq!(owner_of(Some(&serde_json::from_value(labels).unwrap())).as_deref(), Some(owner));
+        }
+        assert_eq!((owner_of(None), owner_of(Some(&Default::default()))), (None, None));
     }
 
     #[test]

@@ -61,8 +61,9 @@ pub struct Converge<'a, G, K: Configurations> {
     pub client: &'a Client,
     /// What is wanted, and how far it is.
     pub store: &'a Store<K>,
-    /// Configurations of other kinds that are in the same namespaces.
-    pub others: &'a (dyn Fn() -> Vec<Placed> + Send + Sync),
+    /// Configurations of other kinds that are in the same namespaces; none while they could not be read, and nothing is
+    /// given rights meanwhile.
+    pub others: &'a (dyn Fn() -> Option<Vec<Placed>> + Send + Sync),
     /// Held while one configuration is worked at, whatever its kind: they share namespaces and service accounts.
     pub turn: &'a tokio::sync::Mutex<()>,
     /// Why protected settings are not here.
@@ -376,6 +377,15 @@ impl<G: Gateway, K: Configurations> Converge<'_, G, K> {
             locked(&self.made).insert(item.name.clone(), made.clone());
             return Ok(made);
         }
+        if (self.others)().is_none() {
+            locked(&self.made).insert(item.name.clone(), made.clone());
+            if is_written {
+                return Ok(made);
+            }
+            let message = "the configurations of the other kind cannot be read, and one in the same namespace may have another scope; see what the agent's status says of that kind";
+            let problem = Problem::of(Fault::Cluster, "ScopesNotKnown", message);
+            return Err(Stop::Waits(self.progress.wait(item, "WaitingForScopes", problem, false).await));
+        }
         self.begin(item, &made).await;
         let repaired = made.applied.is_some();
         let applied = self.apply(item, &made.rendered).await;
@@ -440,8 +450,8 @@ impl<G: Gateway, K: Configurations> Converge<'_, G, K> {
     fn only_scope(&self, item: &Item<K>, properties: &Properties) -> Result<(), Problem> {
         let (scope, namespace) = (properties.scope()?, properties.namespace());
         let own = Placed::of(item);
-        for other in Placed::all(self.store).into_iter().chain((self.others)()).filter(|other| other.owner != own.owner)
-        {
+        let others = (self.others)().unwrap_or_default();
+        for other in Placed::all(self.store).into_iter().chain(others).filter(|other| other.owner != own.owner) {
             let first = (&other.created, &other.owner) < (&own.created, &own.owner);
             let waits = own.made.is_none() && first && !other.deleting;
             let Some((theirs, their_scope)) = other.made.or(other.wanted.filter(|_| waits)) else { continue };
@@ -584,7 +594,10 @@ impl<G: Gateway, K: Configurations> Converge<'_, G, K> {
         for (kind, object) in place.list(name, &kinds).await? {
             let is_wanted = generations.contains_key(&(kind, object.name_any()))
                 && object.metadata.namespace.as_ref() == Some(&wanted.namespace);
-            if !is_wanted && object.metadata.deletion_timestamp.is_none() {
+            let stays = K::HANDS_OVER
+                && kind == FluxKind::Kustomization
+                && !self.is_handed_over(&wanted.namespace, &generations);
+            if !is_wanted && !stays && object.metadata.deletion_timestamp.is_none() {
                 tracing::info!(
                     object = item.name,
                     kind = kind.names().2,
@@ -595,6 +608,18 @@ impl<G: Gateway, K: Configurations> Converge<'_, G, K> {
             }
         }
         Ok(generations)
+    }
+
+    /// Whether Flux has applied all of these, at the revision that the source has now: what they have in common with a
+    /// kustomization that goes is theirs then, and is not removed with it.
+    fn is_handed_over(&self, namespace: &str, wanted: &Generations) -> bool {
+        let views = wanted.keys().map(|(kind, name)| self.views.get(*kind, namespace, name));
+        let Some(views) = views.collect::<Option<Vec<_>>>() else { return false };
+        let revision = views.iter().find_map(|view| view.revision.as_ref());
+        let is_ready = |view: &View| view.condition("Ready").is_some_and(|ready| ready.status == "True");
+        let has_applied = |view: &View| view.kind != FluxKind::Kustomization || view.applied.as_ref() == revision;
+        revision.is_some()
+            && views.iter().all(|view| view.observed == view.generation && is_ready(view) && has_applied(view))
     }
 
     /// It was applied.
@@ -881,11 +906,12 @@ impl<G: Gateway, K: Configurations> Converge<'_, G, K> {
             |namespace: &String| pins::judge_namespace(namespace, Scope::Cluster, self.store.namespace()).is_ok();
         let wanted = wanted_in(item).map(|(namespace, _)| namespace).filter(usable);
         let namespaces: BTreeSet<_> = item.status.record.own.namespace.clone().into_iter().chain(wanted).collect();
+        let others = (self.others)().unwrap_or_default();
         for namespace in &namespaces {
             place.secrets(&owner, namespace, &Default::default()).await?;
             let is_here = |(theirs, _): &(String, Scope)| theirs == namespace;
             let uses = |other: &Placed| other.owner != owner && other.made.as_ref().is_some_and(is_here);
-            let is_used = Placed::all(self.store).iter().chain(&(self.others)()).any(uses);
+            let is_used = Placed::all(self.store).iter().chain(&others).any(uses);
             let has_objects = self.views.owners_in(namespace).iter().any(|other| *other != owner);
             if !is_used && !has_objects {
                 place.remove_applier(namespace).await?;

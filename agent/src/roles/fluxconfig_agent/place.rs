@@ -13,7 +13,7 @@ use types::agent_api::encode;
 
 use super::{
     NAME,
-    render::{APPLIER, MANAGED, MANAGER, OWNER, called},
+    render::{APPLIER, MANAGED, MANAGER, called, label_of, labels_of, owner_of},
     spec::Scope,
     views::FluxKind,
 };
@@ -51,7 +51,7 @@ enum Whose<'a> {
 impl Whose<'_> {
     fn labels(self) -> Value {
         match self {
-            Self::Of(configuration) => json!({ MANAGED: MANAGER, OWNER: configuration }),
+            Self::Of(configuration) => labels_of(configuration),
             Self::Shared => json!({ MANAGED: MANAGER, PART: APPLIER }),
         }
     }
@@ -60,7 +60,7 @@ impl Whose<'_> {
     fn judge(self, meta: &ObjectMeta) -> Result<(), String> {
         let label = |key: &str| meta.labels.as_ref().and_then(|labels| labels.get(key)).map(String::as_str);
         let ours = label(MANAGED) == Some(MANAGER);
-        match (self, label(OWNER)) {
+        match (self, owner_of(meta.labels.as_ref()).as_deref()) {
             (Self::Of(configuration), Some(owner)) if ours && owner == configuration => Ok(()),
             (Self::Shared, None) if ours && label(PART) == Some(APPLIER) => Ok(()),
             (_, Some(owner)) if ours => Err(format!("it belongs to the {}; rename one of the two", called(owner))),
@@ -272,7 +272,8 @@ impl Place<'_> {
     ) -> Result<Vec<(FluxKind, DynamicObject)>, Problem> {
         let mut found = Vec::new();
         for kind in kinds {
-            let params = ListParams::default().labels(&format!("{MANAGED}={MANAGER},{OWNER}={configuration}"));
+            let (key, value) = label_of(configuration);
+            let params = ListParams::default().labels(&format!("{MANAGED}={MANAGER},{key}={value}"));
             match self.api(&kind.resource(), None).list(&params).await {
                 Ok(list) => found.extend(list.items.into_iter().map(|object| (*kind, object))),
                 Err(kube::Error::Api(status)) if status.code == 404 => {}

@@ -17,8 +17,11 @@ pub const MANAGED: &str = "app.kubernetes.io/managed-by";
 pub const MANAGER: &str = "towline";
 /// Names the configuration that something was made for.
 pub const OWNER: &str = "towline.io/fluxconfig";
-/// What the label, and names, of a source control configuration's objects begin with. Flux configurations have no dot in
-/// their names, so that no object of theirs has such a name.
+/// The same of a source control configuration. An agent from before these were known takes whatever has [`OWNER`] for a
+/// flux configuration's, and removes it with what it applied where there is no such one.
+pub const SOURCE_CONTROL_OWNER: &str = "towline.io/gitconfig";
+/// What the names of a source control configuration's objects begin with, and in this process what it is called as an owner.
+/// Flux configurations have no dot in their names, so that no object of theirs has such a name.
 pub const SOURCE_CONTROL: &str = "git.";
 /// The service account that applies what is pulled.
 pub const APPLIER: &str = "flux-applier";
@@ -66,6 +69,27 @@ pub fn called(owner: &str) -> String {
         Some(name) => format!("source control configuration {name}"),
         None => format!("configuration {owner}"),
     }
+}
+
+/// The label that names an owner, and its value.
+pub fn label_of(owner: &str) -> (&'static str, &str) {
+    match owner.strip_prefix(SOURCE_CONTROL) {
+        Some(name) => (SOURCE_CONTROL_OWNER, name),
+        None => (OWNER, owner),
+    }
+}
+
+/// The labels of what is made for an owner.
+pub fn labels_of(owner: &str) -> Value {
+    let (key, value) = label_of(owner);
+    json!({ MANAGED: MANAGER, key: value })
+}
+
+/// The owner that an object's labels name.
+pub fn owner_of(labels: Option<&BTreeMap<String, String>>) -> Option<String> {
+    let labels = labels?;
+    let old = || Some(format!("{SOURCE_CONTROL}{}", labels.get(SOURCE_CONTROL_OWNER)?));
+    labels.get(OWNER).cloned().or_else(old)
 }
 
 fn invalid(message: impl Into<String>) -> Problem {
@@ -243,7 +267,7 @@ impl Configuration<'_> {
     fn object(&self, version: &str, kind: &str, name: &str, namespace: &str, spec: Value) -> Value {
         json!({
             "apiVersion": version, "kind": kind,
-            "metadata": { "name": name, "namespace": namespace, "labels": { MANAGED: MANAGER, OWNER: self.name } },
+            "metadata": { "name": name, "namespace": namespace, "labels": labels_of(self.name) },
             "spec": spec,
         })
     }

@@ -8,6 +8,7 @@ use std::{
 };
 
 use futures_util::future::BoxFuture;
+use http::StatusCode;
 use serde_json::{Value, json};
 use types::agent_api::{
     Object, ObjectState, ObjectStatus, ObjectStatuses, ObjectStatusesAnswer, Objects, ProtectedQuestion,
@@ -19,7 +20,7 @@ use crate::{
     config::Gitops,
     identity::clock::{Clock, SharedClock, SystemClock},
     roles::{
-        health::Health,
+        health::{Health, RoleHealth, State},
         objects::{
             Kind as _,
             gateway::{Asked, Gateway},
@@ -123,11 +124,18 @@ struct Stage {
     gateway: Scripted,
     clock: Ahead,
     settings: Gitops,
+    health: Health,
 }
 
 impl Stage {
     fn new() -> Self {
-        Self { map: Map::default(), gateway: Scripted::default(), clock: Ahead::default(), settings: Gitops::default() }
+        Self {
+            map: Map::default(),
+            gateway: Scripted::default(),
+            clock: Ahead::default(),
+            settings: Gitops::default(),
+            health: Health::default(),
+        }
     }
 
     fn wants(&self, objects: Vec<Object>) {
@@ -145,7 +153,7 @@ impl Stage {
             cluster: CLUSTER.parse().unwrap(),
             settings: self.settings.clone(),
             clock,
-            health: Health::default().of(super::NAME),
+            health: self.health.of(super::NAME),
             gateway: self.gateway.clone(),
         };
         let holds = async {
@@ -645,6 +653,9 @@ async fn g10_both_kinds_share_namespaces_and_no_object() {
     let (flux, git) = ("fluxConfigurations", "sourceControlConfigurations");
     stage.until("applied", || stage.told(is_done(flux)) && stage.told(is_done(git))).await;
     assert!(stage.has(&format!("{SOURCES}/web")) && stage.has(&format!("{SOURCES}/git.web")));
+    // An agent that does not know the second kind must not take its objects for those of a lost flux configuration.
+    let labels = stage.get(&format!("{SOURCES}/git.web"))["metadata"]["labels"].clone();
+    assert_eq!(labels, json!({"app.kubernetes.io/managed-by": "towline", "towline.io/gitconfig": "web"}));
     // Other rights in the same namespace would be those of the first.
     stage.wants(vec![object_of(GitConfigs::TYPE, "narrow", 1, old("namespace"))]);
     stage.until("refused", || stage.told(|one| failed_with(one, "ScopeConflict"))).await;
@@ -697,4 +708,82 @@ async fn g7_g10_what_the_owner_does_not_allow_has_failed() {
     stage
         .until("refused", || stage.told(|one| failed_with(one, "InvalidConfiguration") && one.id.ends_with("/odd")))
         .await;
+}
+
+impl Stage {
+    fn fares(&self) -> Option<RoleHealth> {
+        self.health.all().remove(super::NAME)
+    }
+
+    /// The kustomization of a path.
+    fn of_path(&self, path: &str) -> Option<String> {
+        let all = self.map.all();
+        let found = all.iter().find(|(at, one)| at.starts_with(KUSTOMIZATIONS) && one["spec"]["path"] == path);
+        found.map(|(at, _)| at.rsplit('/').next().unwrap().to_owned())
+    }
+}
+
+#[tokio::test]
+async fn g10_a_definition_that_is_missing_is_a_warning_and_keeps_nothing_back() {
+    let stage = Stage::new();
+    stage.map.refuse(Some(("gitconfigs", StatusCode::NOT_FOUND)));
+    stage.wants(vec![object("web", 1, properties("cluster", &["apps"]))]);
+    stage.until("applied", || stage.told(|one| one.state == ObjectState::Succeeded)).await;
+    let fares = stage.fares().unwrap();
+    assert_eq!((fares.state, fares.warnings.len()), (State::Running, 1), "{fares:?}");
+    assert!(fares.warnings[0].contains("gitconfigs.towline.io is missing"), "{fares:?}");
+    stage.map.refuse(None);
+    stage.until("no warning", || stage.fares().is_some_and(|fares| fares.warnings.is_empty())).await;
+}
+
+#[tokio::test]
+async fn g10_while_one_kind_cannot_be_read_the_other_gives_no_rights_and_is_judged() {
+    for code in [StatusCode::FORBIDDEN, StatusCode::INTERNAL_SERVER_ERROR] {
+        let mut stage = Stage::new();
+        stage.map.refuse(Some(("gitconfigs", code)));
+        stage.wants(vec![object("web", 1, properties("cluster", &["apps"]))]);
+        let waits = || stage.config("web")["status"].to_string().contains("WaitingForScopes");
+        stage.until("waiting", waits).await;
+        assert!(!stage.has(BINDING) && !stage.has("/api/v1/namespaces/team"));
+        assert_eq!(stage.fares().map(|fares| (fares.state, fares.reason)), Some((State::Failing, "NotLoaded")));
+        stage.map.refuse(None);
+        stage.until("applied", || stage.told(|one| one.state == ObjectState::Succeeded)).await;
+        assert!(stage.has(BINDING));
+        // What the owner allows by now is looked at all the same.
+        stage.map.refuse(Some(("gitconfigs", code)));
+        stage.settings.allowed_scopes = Some(vec!["namespace".to_owned()]);
+        let is_suspended = || stage.get(&format!("{KUSTOMIZATIONS}/web-apps"))["spec"]["suspend"] == true;
+        stage.until("suspended", is_suspended).await;
+    }
+}
+
+#[tokio::test]
+async fn g10_a_path_that_left_stays_until_the_new_ones_are_applied() {
+    let stage = Stage::new();
+    let wants = |generation: i64, path: &str| {
+        let mut spec = old("cluster");
+        spec["operatorParams"] = json!(format!("--sync-garbage-collection --git-path={path}"));
+        stage.wants(vec![object_of(GitConfigs::TYPE, "web", generation, spec)]);
+    };
+    let is_made =
+        |generation: i64| stage.told(|one| one.generation == generation && one.state == ObjectState::Succeeded);
+    wants(1, "apps");
+    stage.until("made", || is_made(1)).await;
+    let apps = stage.of_path("./apps").unwrap();
+    stage.pulled("git.web", "main@sha1:a");
+    stage.applied(&apps, "main@sha1:a", &["team_one_apps_Deployment"]);
+    stage.until("compliant", || stage.told(|one| state_of(one) == Some("Compliant"))).await;
+    wants(2, "apps/prod");
+    stage.until("made", || is_made(2)).await;
+    let prod = stage.of_path("./apps/prod").unwrap();
+    assert!(stage.has(&format!("{KUSTOMIZATIONS}/{apps}")), "the new one has applied nothing yet");
+    // At an older revision it may lack what was moved there.
+    stage.pulled("git.web", "main@sha1:b");
+    stage.applied(&prod, "main@sha1:a", &["team_one_apps_Deployment"]);
+    let own = "/apis/towline.io/v1alpha1/namespaces/towline/gitconfigs/web";
+    stage.until("looked at", || stage.get(own)["status"]["sourceSyncedCommitId"] == "main@sha1:b").await;
+    assert!(stage.has(&format!("{KUSTOMIZATIONS}/{apps}")), "it is not at the current revision");
+    stage.applied(&prod, "main@sha1:b", &["team_one_apps_Deployment"]);
+    stage.until("gone", || !stage.has(&format!("{KUSTOMIZATIONS}/{apps}"))).await;
+    assert!(stage.has(&format!("{KUSTOMIZATIONS}/{prod}")));
 }

@@ -17,7 +17,7 @@ use serde_json::Value;
 use tokio::sync::watch;
 use types::agent_api::PARTS_OF_AN_OBJECT;
 
-use super::render::{MANAGED, MANAGER, OWNER, repository_of};
+use super::render::{MANAGED, MANAGER, owner_of, repository_of};
 use crate::{chain, roles::objects::state::bounded};
 
 /// Objects of all kinds that are kept at most.
@@ -75,7 +75,8 @@ impl FluxKind {
     fn selector(self) -> String {
         match self {
             Self::HelmRelease => APPLIED.to_owned(),
-            _ => format!("{MANAGED}={MANAGER},{OWNER}"),
+            // Each kind of configurations has a label of its own beside it.
+            _ => format!("{MANAGED}={MANAGER}"),
         }
     }
 }
@@ -157,7 +158,7 @@ impl View {
             name: meta.name.clone()?,
             uid: meta.uid.clone()?,
             // Charts are of a repository, which chooses their labels.
-            owner: meta.labels.as_ref().and_then(|labels| labels.get(OWNER)).filter(|_| is_own).cloned(),
+            owner: owner_of(meta.labels.as_ref()).filter(|_| is_own),
             from: FluxKind::SOURCES.contains(&kind).then(|| repository_of(spec)).flatten(),
             deleting: meta.deletion_timestamp.is_some(),
             suspended: spec["suspend"].as_bool().unwrap_or(false),

@@ -52,8 +52,10 @@ pub struct Store<K: Kind> {
     turn: tokio::sync::Mutex<()>,
     /// Somebody else removed a custom resource.
     pub lost: Notify,
-    /// The apiserver has no such kind, or does not show it to this agent.
-    absent: AtomicBool,
+    /// The apiserver has no such kind.
+    missing: AtomicBool,
+    /// Everything was read at least once.
+    loaded: AtomicBool,
 }
 
 /// What the apiserver said.
@@ -130,7 +132,8 @@ impl<K: Kind> Store<K> {
             changed: watch::Sender::new(0),
             turn: tokio::sync::Mutex::default(),
             lost: Notify::new(),
-            absent: AtomicBool::new(false),
+            missing: AtomicBool::new(false),
+            loaded: AtomicBool::new(false),
         }
     }
 
@@ -181,10 +184,14 @@ impl<K: Kind> Store<K> {
         locked(&self.tags).get(name).cloned()
     }
 
-    /// Whether the last [`load`](Self::load) found that this agent cannot have any: the definition is missing, or the right
-    /// to read it.
-    pub fn is_absent(&self) -> bool {
-        self.absent.load(Ordering::Relaxed)
+    /// Whether the last [`load`](Self::load) found that the definition is missing: there are none.
+    pub fn is_missing(&self) -> bool {
+        self.missing.load(Ordering::Relaxed)
+    }
+
+    /// Whether everything was read at least once.
+    pub fn is_loaded(&self) -> bool {
+        self.loaded.load(Ordering::Relaxed)
     }
 
     /// Reads everything anew.
@@ -193,8 +200,7 @@ impl<K: Kind> Store<K> {
         let (mut found, mut params) = (BTreeMap::new(), ListParams::default().limit(PAGE));
         loop {
             let page = self.configs().list(&params).await;
-            let refused = page.as_ref().err().is_some_and(|err| is(err, 404) || is(err, 403));
-            self.absent.store(refused, Ordering::Relaxed);
+            self.missing.store(page.as_ref().err().is_some_and(|err| is(err, 404)), Ordering::Relaxed);
             let page = match page {
                 Ok(page) => page,
                 Err(err) if is(&err, 404) => {
@@ -225,6 +231,7 @@ impl<K: Kind> Store<K> {
         let changed = *all != found;
         *all = found;
         drop(all);
+        self.loaded.store(true, Ordering::Relaxed);
         if lost {
             self.lost.notify_one();
         }

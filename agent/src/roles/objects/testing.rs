@@ -11,9 +11,9 @@ use http::{Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt as _, Full};
 use serde_json::{Value, json};
 
-/// Objects by path.
+/// Objects by path, and collections that are answered with an error.
 #[derive(Clone, Default)]
-pub struct Map(Arc<Mutex<BTreeMap<String, Value>>>);
+pub struct Map(Arc<Mutex<BTreeMap<String, Value>>>, Arc<Mutex<Option<(&'static str, StatusCode)>>>);
 
 /// Plural names of what is kept.
 const COLLECTIONS: [&str; 13] = [
@@ -69,6 +69,11 @@ impl Map {
         self.0.lock().unwrap()
     }
 
+    /// Answers for this collection with this code from now on; for none.
+    pub fn refuse(&self, collection: Option<(&'static str, StatusCode)>) {
+        *self.1.lock().unwrap() = collection;
+    }
+
     /// Changes what is at a path.
     pub fn change(&self, path: &str, patch: Value) {
         merge(self.all().get_mut(path).unwrap(), patch);
@@ -107,6 +112,11 @@ impl Map {
         );
         let path = path.trim_end_matches("/status");
         let (parent, plural) = path.rsplit_once('/').unwrap_or_default();
+        let refused = *self.1.lock().unwrap();
+        if let Some((_, code)) = refused.filter(|(collection, _)| path.split('/').any(|part| part == *collection)) {
+            let status = json!({"kind": "Status", "status": "Failure", "code": code.as_u16(), "message": "refused"});
+            return (code, status);
+        }
         let number = objects.len();
         let made = |mut object: Value, name: &str| {
             let meta = &mut object["metadata"];

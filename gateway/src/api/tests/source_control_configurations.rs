@@ -306,3 +306,57 @@ async fn g2_g10_flux_comes_with_the_first_and_stays_while_there_is_one() {
     assert_eq!(gone.status, 200, "{}", gone.body);
     assert!(site.call("owner", "DELETE", &extension(), None).await.body.to_string().contains("ExtensionInUse"));
 }
+
+#[tokio::test]
+async fn g10_compliance_of_what_was_wanted_before_is_not_that_of_today() {
+    let site = site().await;
+    site.made_of("shop", https()).await;
+    let details = json!({
+        "complianceStatus": {
+            "complianceState": "Compliant", "lastConfigApplied": "2026-11-27T12:00:00Z", "message": "a is applied",
+            "messageLevel": "Information",
+        },
+        "repositoryPublicKey": "ssh-ed25519 AAAA",
+    });
+    site.pushed("shop", ObjectState::Succeeded, Some(details.clone()), None).await;
+    assert_eq!(site.shown("shop").await["complianceStatus"], details["complianceStatus"]);
+    let mut other = https();
+    other["properties"]["operatorParams"] = json!("--git-branch=next");
+    let answered = site.source_control("PUT", "shop", Some(other)).await.body["properties"].clone();
+    for own in [answered, site.shown("shop").await] {
+        let pending = json!({"complianceState": "Pending", "lastConfigApplied": "2026-11-27T12:00:00Z"});
+        assert_eq!((&own["complianceStatus"], &own["provisioningState"]), (&pending, &json!("Accepted")));
+        assert_eq!(own["repositoryPublicKey"], "ssh-ed25519 AAAA");
+    }
+    site.pushed("shop", ObjectState::Succeeded, Some(details.clone()), None).await;
+    assert_eq!(site.shown("shop").await["complianceStatus"], details["complianceStatus"]);
+}
+
+#[tokio::test]
+async fn g10_kept_secrets_are_not_sent_to_another_host() {
+    let site = site().await;
+    site.made_of("shop", https()).await;
+    let kept = site.pulled_settings().await;
+    let at = |url: &str| {
+        let mut body = https();
+        body["properties"]["repositoryUrl"] = json!(url);
+        body["properties"].as_object_mut().unwrap().remove("configurationProtectedSettings");
+        body
+    };
+    for url in ["https://mine.example/shop.git", "https://example.com:8443/shop.git"] {
+        let refused = site.source_control("PUT", "shop", Some(at(url))).await;
+        assert_eq!((refused.status, &refused.body["error"]["code"]), (400, &json!("InvalidCredentials")), "{url}");
+        assert!(refused.body.to_string().contains("give it again"), "{}", refused.body);
+    }
+    // Another path of the same host is reached with the same credentials.
+    assert_eq!(site.source_control("PUT", "shop", Some(at("https://example.com/other.git"))).await.status, 200);
+    assert_eq!(site.pulled_settings().await, kept);
+    let mut again = at("https://mine.example/shop.git");
+    again["properties"]["configurationProtectedSettings"] =
+        json!({"httpsUser": encode(b"me"), "httpsKey": encode(b"mine")});
+    assert_eq!(site.source_control("PUT", "shop", Some(again)).await.status, 200);
+    assert_eq!(
+        site.pulled_settings().await,
+        [format!("httpsKey={}", encode(b"mine")), format!("httpsUser={}", encode(b"me"))]
+    );
+}
