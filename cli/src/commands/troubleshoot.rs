@@ -5,11 +5,9 @@
 //! |---|---|
 //! | [`checks`] | one check after the other |
 //! | [`bundle`] | the archive |
-//! | [`redact`] | what is not in it |
 
 mod bundle;
 mod checks;
-mod redact;
 
 use std::{
     path::{Path, PathBuf},

@@ -5,6 +5,7 @@
 //! |---|---|
 //! | [`TaskGroup`], [`Shutdown`], [`signals`] | tasks with an owner, phases, what the system asks for |
 //! | [`telemetry`] | logs, and what is kept out of them |
+//! | [`redact`] | takes out of what others logged what looks like a secret |
 //! | [`admin`] | the listener for operators and probes |
 //! | [`settings`] | settings files: every fault of one at once; durations |
 //! | [`shares`] | bounded tables that nobody keeps others out of |
@@ -17,6 +18,7 @@
 pub mod admin;
 mod backoff;
 mod files;
+pub mod redact;
 pub mod settings;
 pub mod shares;
 mod shutdown;

@@ -2,9 +2,8 @@
 
 use std::{collections::BTreeMap, io::Write, path::Path};
 
+use daemon::redact::redact;
 use gateway::files;
-
-use super::redact::redact;
 
 /// Bytes of all texts at most; what comes later is left out, by name.
 const BYTES: usize = 64 * 1024 * 1024;

@@ -1,4 +1,4 @@
-//! What must not be in an archive: private keys, tokens, passwords. Programs of ours log none of them; what
+//! What must not leave where it was logged: private keys, tokens, passwords. Programs of ours log none of them; what
 //! others log is not known, so that more is taken out than has to be.
 
 /// Words before a secret, in lower case.
