@@ -553,7 +553,7 @@ mod tests {
         "#;
         let faults = faults_of(text);
         for key in [
-            "roles: is \"everything\": expected clusterconnect-agent, controller-manager, extension-manager, fluxconfig-agent, guard or all",
+            "roles: is \"everything\": expected clusterconnect-agent, controller-manager, extension-manager, fluxconfig-agent, flux-logs-agent, guard or all",
             "gateway.certificate_file: is not for an agent with [identity]",
             "gateway.via: is \"agent\": expected host:port",
             "identity.cluster_id: is \"c\"",

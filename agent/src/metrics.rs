@@ -72,7 +72,16 @@ pub fn describe() {
     describe_counter!("guard_cache_total", "Questions about rights that the cache was asked for, by result");
     describe_counter!("guard_connections_refused_total", "Connections to guard that came to nothing, by reason");
     describe_gauge!("guard_certificate_not_after_seconds", "When a certificate of guard ends, seconds since 1970");
+    describe_counter!(
+        "agent_flux_log_lines_total",
+        "Log lines of Flux's controllers that were read, by what became of them"
+    );
     describe_counter!("agent_pushes_total", "Pushes to the gateway, by kind and result");
+}
+
+/// A log line of Flux was read: `taken`, `nobodys`, `too_many` or `unreadable`.
+pub fn flux_log_line(what: &'static str) {
+    counter!("agent_flux_log_lines_total", "result" => what).increment(1);
 }
 
 /// A request ended.

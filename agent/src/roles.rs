@@ -20,6 +20,7 @@ pub mod config_agent;
 pub mod controller_manager;
 pub mod echo;
 pub mod extension_manager;
+pub mod flux_logs_agent;
 pub mod fluxconfig_agent;
 pub mod guard;
 pub mod health;
@@ -67,6 +68,7 @@ pub const ALL: &[Entry] = &[
     config_agent::ENTRY,
     echo::ENTRY,
     extension_manager::ENTRY,
+    flux_logs_agent::ENTRY,
     fluxconfig_agent::ENTRY,
     guard::ENTRY,
     identity_tokens::ENTRY,

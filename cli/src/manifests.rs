@@ -45,6 +45,8 @@ pub const GUARD_SECRET: &str = "towline-guard-certificate";
 pub const GUARD_MANIFESTS: &str = "towline-guard-manifests";
 /// See [`GUARD_MANIFESTS`].
 pub const GUARD_MANIFESTS_NAMESPACE: &str = "kube-system";
+/// The other Deployment of that extension beside the agents, and the ConfigMap of its settings.
+pub const FLUX_LOGS: &str = "flux-logs-agent";
 /// The Secret of the onboarding key, in `key.pem`.
 pub const ONBOARDING_SECRET: &str = "towline-onboarding";
 /// The Secret of the certificate, which the controller-manager makes.

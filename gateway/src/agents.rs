@@ -15,6 +15,7 @@ pub mod desired;
 pub mod enrol;
 pub mod heartbeat;
 pub mod listener;
+pub mod logs;
 pub mod objects;
 pub mod policy;
 pub mod settings;
@@ -212,6 +213,8 @@ pub static OF_TUNNELS: &[Route<ForAgents>] = &[
         Box::pin(objects::protected(call, agent))
     }),
     Route::new(Method::POST, paths::STATUSES, (BODY_BYTES, TOLD), |call, agent| Box::pin(objects::tell(call, agent))),
+    Route::new(Method::GET, paths::OBJECT_LOGS, (0, DEAR), |call, agent| Box::pin(logs::positions(call, agent))),
+    Route::new(Method::POST, paths::OBJECT_LOGS, (BODY_BYTES, TOLD), |call, agent| Box::pin(logs::tell(call, agent))),
 ];
 
 /// What is answered at the public listener, below the prefix.

@@ -1,6 +1,7 @@
 //! The control plane of a running gateway: the store, what is in memory of it, and what goes on in the background.
 
 pub mod challenges;
+pub mod logs;
 pub mod objects;
 mod tell;
 pub mod throttle;

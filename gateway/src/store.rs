@@ -25,6 +25,7 @@ pub mod batch;
 pub mod changes;
 pub mod events;
 pub mod key;
+pub mod logs;
 pub mod look;
 pub mod operations;
 pub mod parts;

@@ -33,7 +33,7 @@ const SOON: Duration = Duration::from_secs(90);
 pub fn tests() -> Vec<Trial> {
     vec![
         installs(
-            "gitops::g2_g5_g6_from_nothing_to_compliant_through_drift_and_faults_and_without_the_gateway",
+            "gitops::d5_g2_g5_g6_from_nothing_to_compliant_through_drift_and_faults_and_without_the_gateway",
             Needs::Pods,
             from_nothing,
         ),
@@ -156,6 +156,7 @@ impl Gitops {
             said(&["-n", "flux-system", "logs", "deployment/kustomize-controller", "--tail=10"]),
             said(&["-n", "towline", "get", "fluxconfigs,gitconfigs,extensionconfigs", "-o", "yaml"]),
             said(&["-n", "towline", "logs", "deployment/fluxconfig-agent", "--tail=30"]),
+            said(&["-n", "towline", "logs", "deployment/flux-logs-agent", "--tail=20"]),
             said(&["-n", "towline", "logs", "deployment/extension-manager", "--tail=20"]),
             pods(),
         ]
@@ -197,8 +198,8 @@ impl Gitops {
         self.site.ok(&["extension", "delete", "-g", GROUP, "-c", "c1", "-n", "flux", "--yes"]).with_context(pods)?;
         eventually("Flux and its agent are gone", SOON, || {
             let left = self.admin.run(&["-n", "flux-system", "get", "deployments", "-o", "name"])?.text();
-            let agent = self.admin.run(&["-n", "towline", "get", "deployment", "fluxconfig-agent"])?;
-            Ok(left.trim().is_empty() && agent.code != Some(0))
+            let agents = ["-n", "towline", "get", "deployment", "fluxconfig-agent", "flux-logs-agent", "-o", "name"];
+            Ok(left.trim().is_empty() && self.admin.run(&agents)?.text().trim().is_empty())
         })?;
         self.site.ok(&["delete", "-n", "c1", "-g", GROUP, "-y"])?;
         clean(&self.admin)
@@ -312,6 +313,24 @@ fn from_nothing() -> anyhow::Result<()> {
     })?;
     ensure!(shown["errorMessage"].as_str().is_some_and(|error| error.contains("broken.yaml")), "{shown:#}");
     gitops.await_field("configmap/db", "two", SOON)?;
+    // D5: what the controller logged of it, and of nothing else; the last error is beside the status.
+    let logs = ["flux", "logs", "shop", "-c", "c1", "-g", GROUP, "--level", "error"];
+    let mut said = String::new();
+    eventually("the controller's error is told", SOON, || {
+        said = gitops.site.ok(&logs)?.text();
+        Ok(said.lines().any(|line| line.contains("Kustomization/gitops/shop-apps") && line.contains("broken.yaml")))
+    })
+    .with_context(|| format!("{said}\n{}", gitops.state()))?;
+    ensure!(!said.contains("shop-other") && !said.contains(CREDENTIALS.1), "{said}");
+    let narrow =
+        gitops.site.ok(&[&logs[..], &["--kustomization", "apps", "--tail", "1", "-o", "json"]].concat())?.text();
+    let narrow: Value = serde_json::from_str(&narrow)?;
+    ensure!(narrow.as_array().is_some_and(|lines| lines.len() == 1) && narrow[0]["name"] == "shop-apps", "{narrow:#}");
+    gitops.await_shown("shop", "has the last error of the controller", SOON, |shown| {
+        let statuses = shown["statuses"].as_array().into_iter().flatten();
+        let mut conditions = statuses.flat_map(|one| one["statusConditions"].as_array().into_iter().flatten());
+        conditions.any(|one| one["type"] == "LastError" && one["message"].to_string().contains("broken.yaml"))
+    })?;
     let fixed = repository.push(&[("apps/broken.yaml", None), ("apps/web.yaml", Some(&config_map("web", "fixed")))])?;
     gitops.await_compliant("shop", &fixed, SOON)?;
     gitops.await_field("configmap/web", "fixed", SOON)?;

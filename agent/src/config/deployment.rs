@@ -17,6 +17,8 @@ pub enum Deployment {
     FluxconfigAgent,
     /// Answers the apiserver's own questions about tokens and rights; there only where guard is on.
     Guard,
+    /// Sends what Flux's controllers log to the gateway; there only where the extension microsoft.flux is installed.
+    FluxLogsAgent,
 }
 
 impl Deployment {
@@ -26,6 +28,7 @@ impl Deployment {
         Self::ControllerManager,
         Self::ExtensionManager,
         Self::FluxconfigAgent,
+        Self::FluxLogsAgent,
         Self::Guard,
     ];
 
@@ -37,6 +40,7 @@ impl Deployment {
             Self::ExtensionManager => "extension-manager",
             Self::FluxconfigAgent => "fluxconfig-agent",
             Self::Guard => "guard",
+            Self::FluxLogsAgent => "flux-logs-agent",
         }
     }
 }

@@ -24,7 +24,7 @@ use super::{
 };
 use crate::{
     BuildError,
-    config::{Config, IdentitySource, IdentityStore, ManagedIdentity},
+    config::{Config, Deployment, IdentitySource, IdentityStore, ManagedIdentity, RoleSet},
     identity::{
         Identities,
         clock::{SharedClock, SystemClock},
@@ -179,7 +179,8 @@ async fn kubernetes_client(config: &Config) -> Result<Option<kube::Client>, Buil
         IdentitySource::Managed(ManagedIdentity { store: IdentityStore::Secret(_), .. })
     );
     let guards = config.guard.as_ref().is_some_and(|guard| guard.directory.is_none());
-    if !secret && !config.roles.manages() && config.extensions.is_none() && !guards {
+    let flux = config.gitops.is_some() || config.roles == RoleSet::Of(Deployment::FluxLogsAgent);
+    if !secret && !config.roles.manages() && config.extensions.is_none() && !guards && !flux {
         return Ok(None);
     }
     match kubernetes::client(&config.cluster).await {

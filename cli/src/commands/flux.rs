@@ -7,6 +7,7 @@
 //! | [`source`] | options of a source as what the API is sent |
 //! | [`kustomization`] | kustomizations as typed, and one by one |
 //! | [`deployed_object`] | what a configuration made in its cluster |
+//! | [`logs`] | what the controllers log of a configuration |
 //! | [`progress`] | what is told while a cluster is waited for |
 //! | [`source_control`] | configurations of the time of Flux 1 |
 //! | [`typed`] | spans, lists, and secrets from files |
@@ -14,6 +15,7 @@
 mod assignment;
 mod deployed_object;
 mod kustomization;
+mod logs;
 mod progress;
 mod source;
 mod source_control;
@@ -32,6 +34,7 @@ use self::{
     assignment::{ApplyArgs, AssignmentAction},
     deployed_object::ObjectAction,
     kustomization::{KustomizationAction, Kustomizations},
+    logs::LogsArgs,
     source::{Kind, Source},
     source_control::SourceControlAction,
 };
@@ -43,7 +46,7 @@ use crate::{
     api::{Answer, Api, ApiError, Wait, at, versions},
     context::Context,
     failure::{Failure, Outcome},
-    output::{self, Column},
+    output::{self, Column, Format},
     terminal::say,
 };
 
@@ -79,6 +82,7 @@ const DETAILS: &[Column] = &[
     ("PublicKey", "/properties/repositoryPublicKey"),
     ("ManagedBy", "/managedBy"),
     ("Error", "/properties/errorMessage"),
+    ("LastError", "/lastError"),
 ];
 
 /// What clusters take from Git repositories, and keep so with Flux
@@ -139,6 +143,8 @@ pub enum FluxAction {
         #[command(subcommand)]
         action: AssignmentAction,
     },
+    /// What Flux's controllers log of a configuration
+    Logs(LogsArgs),
     /// Kustomizations of a configuration
     Kustomization {
         /// What to do.
@@ -259,11 +265,15 @@ pub async fn run(args: Args) -> Outcome {
             output::print_list(rows, &common.output, COLUMNS, "no configurations; towline flux create makes one")?;
         }
         FluxAction::Show { configuration } => {
-            let shown = Configuration::open(&configuration, &common).await?.get().await?;
+            let mut shown = Configuration::open(&configuration, &common).await?.get().await?;
+            if common.output.output == Format::Table {
+                shown["lastError"] = last_error(&shown);
+            }
             output::print(&shown, &common.output, DETAILS)?;
         }
         FluxAction::Apply(args) => assignment::apply(&args, &common).await?,
         FluxAction::Assignment { action } => assignment::run(action, &common).await?,
+        FluxAction::Logs(args) => logs::run(args, &common).await?,
         FluxAction::Kustomization { action } => kustomization::run(action, &common).await?,
         FluxAction::DeployedObject { action } => deployed_object::run(action, &common).await?,
         FluxAction::SourceControl { action } => source_control::run(action, &common).await?,
@@ -435,6 +445,15 @@ fn is_of_configuration(failure: &Failure) -> bool {
 fn pruned(configuration: &Value) -> Vec<&str> {
     let all = configuration["properties"]["kustomizations"].as_object().into_iter().flatten();
     all.filter(|(_, one)| one["prune"] == true).map(|(name, _)| name.as_str()).collect()
+}
+
+/// The newest error that a controller logged of an object that does not comply.
+fn last_error(configuration: &Value) -> Value {
+    let statuses = configuration["properties"]["statuses"].as_array().into_iter().flatten();
+    let conditions = statuses.filter_map(|status| status["statusConditions"].as_array()).flatten();
+    let errors = conditions.filter(|condition| condition["type"] == "LastError");
+    let newest = errors.max_by_key(|condition| condition["lastTransitionTime"].as_str().unwrap_or_default().to_owned());
+    newest.map_or(Value::Null, |condition| condition["message"].clone())
 }
 
 /// What an object's condition `Ready` says, else its first one.

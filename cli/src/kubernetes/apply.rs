@@ -8,7 +8,10 @@ use kube::api::{DeleteParams, Patch, PatchParams, PropagationPolicy};
 use serde_json::{Value, json};
 
 use super::{Error, Kubernetes, Place, place, pods::PODS};
-use crate::{manifests::GITOPS, terminal::say};
+use crate::{
+    manifests::{FLUX_LOGS, GITOPS},
+    terminal::say,
+};
 
 /// Who applied, as managed fields have it.
 const MANAGER: &str = "towline";
@@ -43,19 +46,22 @@ impl Kubernetes {
     }
 
     /// Replaces the pods of the extension microsoft.flux beside the agents where their settings have changed: their
-    /// Deployment is of another release, which does not see that. Nothing where there is no such Deployment.
+    /// Deployments are of another release, which does not see that. Nothing where there are no such Deployments.
     pub async fn restart_gitops(&self, namespace: &str, manifests: &[Value]) -> anyhow::Result<()> {
-        let settings = manifests.iter().find(|one| one["kind"] == "ConfigMap" && one["metadata"]["name"] == GITOPS);
-        let place = Place::within(place::DEPLOYMENT, namespace, GITOPS);
-        let Some(settings) = settings else { return Ok(()) };
-        if self.get(&place).await.with_context(|| format!("read {place}"))?.is_none() {
-            return Ok(());
+        for name in [GITOPS, FLUX_LOGS] {
+            let settings = manifests.iter().find(|one| one["kind"] == "ConfigMap" && one["metadata"]["name"] == name);
+            let place = Place::within(place::DEPLOYMENT, namespace, name);
+            let Some(settings) = settings else { continue };
+            if self.get(&place).await.with_context(|| format!("read {place}"))?.is_none() {
+                continue;
+            }
+            let digest = digest::digest(&digest::SHA256, settings["data"].to_string().as_bytes());
+            let annotations = json!({"towline.io/settings": types::ids::hex(digest.as_ref())});
+            let patch = json!({"spec": {"template": {"metadata": {"annotations": annotations}}}});
+            let patched = self.api(&place).patch(name, &PatchParams::default(), &Patch::Merge(patch)).await;
+            patched.map(drop).map_err(Error::from).with_context(|| format!("restart {place}"))?;
         }
-        let digest = digest::digest(&digest::SHA256, settings["data"].to_string().as_bytes());
-        let annotations = json!({"towline.io/settings": types::ids::hex(digest.as_ref())});
-        let patch = json!({"spec": {"template": {"metadata": {"annotations": annotations}}}});
-        let patched = self.api(&place).patch(GITOPS, &PatchParams::default(), &Patch::Merge(patch)).await;
-        patched.map(drop).map_err(Error::from).with_context(|| format!("restart {place}"))
+        Ok(())
     }
 
     /// Waits until a definition is served: its objects cannot be made before.

@@ -61,6 +61,13 @@ pub fn gitops_files(values: &Values, namespace: &str) -> Files {
     files
 }
 
+/// What the agent of Flux's log lines is configured by. Its Deployment comes with the same extension.
+pub fn flux_logs_files(values: &Values, namespace: &str) -> Files {
+    let mut files = gateway_files(values);
+    files.insert(CONFIG_FILE.to_owned(), flux_logs(values, namespace));
+    files
+}
+
 fn gateway_files(values: &Values) -> Files {
     let mut files = Files::new();
     keep(&mut files, "gateway-ca.crt", &values.gateway.ca);
@@ -204,6 +211,17 @@ fn gitops(values: &Values, namespace: &str) -> String {
             out.key(key, allowed);
         }
     }
+    out.table("limits");
+    out.key("drain_grace", &values.limits.drain_grace);
+    log_and_admin(&mut out, values);
+    out.text
+}
+
+fn flux_logs(values: &Values, namespace: &str) -> String {
+    let mut out = Toml::default();
+    out.key("roles", super::FLUX_LOGS);
+    gateway_via(&mut out, values, namespace);
+    identity(&mut out, values);
     out.table("limits");
     out.key("drain_grace", &values.limits.drain_grace);
     log_and_admin(&mut out, values);

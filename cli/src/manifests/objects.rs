@@ -6,7 +6,7 @@ use secrecy::ExposeSecret;
 use serde_json::{Map, Value, json};
 
 use super::{
-    AGENT, CONFIG_FILE, EXTENSIONS, GITOPS, GUARD, GUARD_MANIFESTS, GUARD_MANIFESTS_NAMESPACE, GUARD_SECRET,
+    AGENT, CONFIG_FILE, EXTENSIONS, FLUX_LOGS, GITOPS, GUARD, GUARD_MANIFESTS, GUARD_MANIFESTS_NAMESPACE, GUARD_SECRET,
     MANAGED_BY, MANAGER, RELEASE, SERVING_CA, SERVING_SECRET, TOKENS_SERVICE, VERSION_LABEL, Values,
     config::{self, Files},
     rights::{self, account_name},
@@ -35,6 +35,8 @@ pub enum Part {
     Gitops,
     /// [`GUARD`].
     Guard,
+    /// [`FLUX_LOGS`].
+    FluxLogs,
 }
 
 impl Part {
@@ -46,6 +48,7 @@ impl Part {
             Self::Extensions => EXTENSIONS,
             Self::Gitops => GITOPS,
             Self::Guard => GUARD,
+            Self::FluxLogs => FLUX_LOGS,
         }
     }
 
@@ -56,6 +59,7 @@ impl Part {
             Self::Extensions => "towline-extension-manager",
             Self::Gitops => "towline-fluxconfig-agent",
             Self::Guard => "towline-guard",
+            Self::FluxLogs => "towline-flux-logs-agent",
         }
     }
 
@@ -139,6 +143,7 @@ pub fn objects(values: &Values, namespace: &str) -> Vec<Value> {
         all.push(config_map(Part::Extensions, &files, namespace));
         all.push(extension_manager(values, namespace, &files));
         all.push(config_map(Part::Gitops, &config::gitops_files(values, namespace), namespace));
+        all.push(config_map(Part::FluxLogs, &config::flux_logs_files(values, namespace), namespace));
     }
     all.extend(budget(values, namespace));
     all
@@ -190,8 +195,10 @@ fn network_policy(values: &Values, namespace: &str) -> Value {
     let mut from = vec![json!({"podSelector": {"matchLabels": Part::Manager.selector()}})];
     if values.extensions.enabled {
         from.push(json!({"podSelector": {"matchLabels": Part::Extensions.selector()}}));
-        // The pod is of another release.
-        from.push(json!({"podSelector": {"matchLabels": {"app.kubernetes.io/name": Part::Gitops.app()}}}));
+        // These pods are of another release.
+        for part in [Part::Gitops, Part::FluxLogs] {
+            from.push(json!({"podSelector": {"matchLabels": {"app.kubernetes.io/name": part.app()}}}));
+        }
     }
     if values.guard.enabled {
         from.push(json!({"podSelector": {"matchLabels": Part::Guard.selector()}}));

@@ -57,7 +57,7 @@ pub async fn tell(call: &Call, agent: &Agent) -> Result<Reply, ApiError> {
 }
 
 /// The key of the agent's cluster in the store.
-fn key(agent: &Agent) -> Result<String, ApiError> {
+pub fn key(agent: &Agent) -> Result<String, ApiError> {
     let id = types::api::ResourceId::parse(agent.cluster.id.as_str())?;
     Ok(id.key().to_owned())
 }

@@ -49,7 +49,13 @@ pub async fn show(call: &Call<'_>, kind: &dyn Kind, version: &str, stored: &Stor
     // Before its parts, which are written first.
     let told = if kind.is_told_of() { store.told(&stored.key).await? } else { None };
     let parts = match followed.and_then(|followed| followed.parts) {
-        Some(_) => store.parts_of(&stored.key, u32::MAX).await?,
+        Some(parted) => {
+            let mut parts = store.parts_of(&stored.key, u32::MAX).await?;
+            if let Some(logged) = parted.logged.filter(|logged| (logged.wanted)(&parts)) {
+                (logged.add)(&mut parts, &store.lines_of(&stored.key, 0).await?);
+            }
+            parts
+        }
         None => Vec::new(),
     };
     Ok(show_with(call, kind, version, (&stored.id, stored.body.clone()), Beside { agent, told, parts }))

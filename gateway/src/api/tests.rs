@@ -18,6 +18,7 @@ mod extension_types;
 mod extensions;
 mod fleet;
 mod flux_configurations;
+mod flux_logs;
 mod operations;
 mod owners;
 mod quotas;

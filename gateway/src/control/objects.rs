@@ -86,6 +86,17 @@ pub struct Parted {
     /// What is kept of what is told of one, with texts of so many characters at most, and its rank: those with the lowest
     /// are shown first.
     pub kept: KeptOf<(i64, Map<String, Value>)>,
+    /// What is added of the log lines of its cluster's controllers, if agents tell such.
+    pub logged: Option<Logged>,
+}
+
+/// How log lines are shown with what is told of parts.
+#[derive(Debug, Clone, Copy)]
+pub struct Logged {
+    /// Whether lines are shown with these.
+    pub wanted: fn(&[Value]) -> bool,
+    /// Adds them; the oldest line is the first, each with its number.
+    pub add: fn(&mut [Value], &[(i64, Value)]),
 }
 
 /// What is kept of an object that was told, with texts of so many characters at most.

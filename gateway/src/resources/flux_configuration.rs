@@ -2,6 +2,7 @@
 //! keeps as they are there: `Microsoft.KubernetesConfiguration/fluxConfigurations` (docs/features.md G1-G11). What is
 //! written here is what is wanted; how far it is and what complies, the cluster tells, and that is shown with it.
 
+mod logs;
 pub mod rules;
 
 use futures_util::future::BoxFuture;
@@ -9,7 +10,7 @@ use serde_json::{Map, Value};
 use types::api::ErrorDetail;
 
 use super::{
-    Brought, Kind, Place, Showing, Writing,
+    Acting, Brought, Kind, Place, Showing, Writing,
     flux_extension::{self, Needing},
     followed::{self, is_label},
     schema::{self, Bounds, Entries, Property, Type},
@@ -253,7 +254,7 @@ impl Kind for FluxConfigurations {
             show: "towline flux show",
             renew: "towline flux update",
             details: Some(|told, text| schema::told(DETAILS, told, Bounds { text, entries: 0 })),
-            parts: Some(Parted { shown_as: "statuses", kept: status }),
+            parts: Some(Parted { shown_as: "statuses", kept: status, logged: Some(logs::LOGGED) }),
         })
     }
 
@@ -330,6 +331,25 @@ impl Kind for FluxConfigurations {
         control: &'a Control,
     ) -> BoxFuture<'a, Result<Option<(String, String)>, ApiError>> {
         Box::pin(flux_extension::kept_by(deleted, control, NEEDING))
+    }
+
+    fn actions(&self) -> &'static [&'static str] {
+        &[logs::LIST]
+    }
+
+    /// What the controllers log of it says nothing that the conditions of its objects do not say: who reads the one may
+    /// read the other.
+    fn permission(&self, _: &str) -> Option<&'static str> {
+        Some("Microsoft.KubernetesConfiguration/fluxConfigurations/read")
+    }
+
+    fn describe_action(&self, _: &str) -> (Value, Value) {
+        logs::describe()
+    }
+
+    /// The log lines about it (D5).
+    fn act<'a>(&'a self, acting: &'a Acting<'a>) -> BoxFuture<'a, Result<Value, ApiError>> {
+        Box::pin(logs::list(acting))
     }
 
     fn show(&self, shown: &mut Map<String, Value>, _: &str, showing: &Showing<'_>) {

@@ -6,7 +6,7 @@ use sqlx::{AnyConnection, Row};
 use types::api::id::fold;
 
 use super::{
-    Store, StoreError, Write, agents, events, is_text,
+    Store, StoreError, Write, agents, events, is_text, logs,
     operations::{self, Claim, Operation, Status},
     parts,
     resources::{Stored, below, is_deleting, revision_of},
@@ -284,6 +284,7 @@ async fn delete(connection: &mut AnyConnection, revision: i64, key: &str, expect
     agents::forget(connection, key).await?;
     statuses::forget(connection, key).await?;
     parts::forget(connection, key).await?;
+    logs::forget(connection, key).await?;
     let sql = "DELETE FROM resources WHERE resource_key = $1 OR (resource_key > $2 AND resource_key < $3)";
     Ok(Ok(sqlx::query(sql).bind(key).bind(&from).bind(&to).execute(connection).await?.rows_affected()))
 }

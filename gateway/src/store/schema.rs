@@ -25,6 +25,7 @@ const MIGRATIONS: &[(&str, &str)] = &[
     ("operation claims", include_str!("schema/10_operation_claims.sql")),
     ("statuses", include_str!("schema/11_statuses.sql")),
     ("parts", include_str!("schema/12_parts.sql")),
+    ("log lines", include_str!("schema/13_log_lines.sql")),
 ];
 
 /// How many this program knows.
@@ -86,6 +87,7 @@ mod tests {
         "e9f73d4d4db90914b66fcb0d3488537eaee67d37c9960266ddc3bb6db02f34a3",
         "1680884c30f0fa6a44f39faa6fe4c0bf10b163bde82657ae41d9973da657c40f",
         "e5334f732693aebf1caeef36eaf1da0fb46934698be193121dcf929867fb1869",
+        "c1d8ae23b8b059b30765d2167a8a57b405e507609a43ff1fdd6eb6684c4850d3",
     ];
 
     #[test]

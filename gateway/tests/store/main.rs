@@ -9,6 +9,7 @@ mod batch;
 mod changes;
 mod crash;
 mod events;
+mod logs;
 mod operations;
 mod parts;
 mod place;
@@ -52,6 +53,7 @@ fn main() -> ExitCode {
         batch::tests(),
         changes::tests(),
         events::tests(),
+        logs::tests(),
         operations::tests(),
         parts::tests(),
         races::tests(),

@@ -57,6 +57,9 @@ pub mod paths {
     pub const PROTECTED: &str = "/v1/objects/protected";
     /// POST [`super::ObjectStatuses`] → [`super::ObjectStatusesAnswer`] (E1, E9, D4).
     pub const STATUSES: &str = "/v1/objects/statuses";
+    /// POST [`super::LogLines`]: what controllers in the cluster logged of objects (D5). GET → [`super::LogPositions`]:
+    /// up to where the gateway has them.
+    pub const OBJECT_LOGS: &str = "/v1/objects/logs";
     /// GET → [`super::CatalogueIndex`] (E2). `?known=<hex of the SHA-256 digest of index.json>`: 204 if it is still that.
     pub const CATALOGUE: &str = "/v1/catalogue";
     /// GET `?sha256=<hex>` → the bytes of a chart's archive (E2).
@@ -536,6 +539,102 @@ pub struct ObjectStatusesAnswer {
     /// Ids of objects of whose [`Parts`] the gateway has lost something: they are to be told from the beginning.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub again: Vec<String>,
+}
+
+/// Log lines of one message at most.
+pub const LOG_LINES_AT_ONCE: usize = 500;
+/// Bytes of the message of a log line at most.
+pub const LOG_MESSAGE_BYTES: usize = 4096;
+/// Bytes of each other text of a log line at most: a name in Kubernetes has up to 253.
+pub const LOG_WORD_BYTES: usize = 260;
+/// Sources of which the gateway knows how far it has their lines; of more, those whose last line is the newest.
+pub const LOG_SOURCES: usize = 64;
+
+/// Log lines of controllers about objects that the gateway wants (D5). They are sent again until the gateway has answered,
+/// which takes each once.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct LogLines {
+    /// Those of one source in the order of their positions.
+    pub lines: Vec<LogLine>,
+}
+
+/// A log line.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct LogLine {
+    /// The ARM id of the object that it is about, such as a flux configuration.
+    pub id: String,
+    /// Who logged it: the UID of a pod.
+    pub source: String,
+    /// Where it is among the lines of its source. A line that is not behind the last one of its source was taken before.
+    pub position: LogPosition,
+    /// How bad it is.
+    pub level: LogLevel,
+    /// The controller, such as `kustomize-controller`.
+    #[serde(default)]
+    pub controller: String,
+    /// The kind of the Kubernetes object that it is about.
+    #[serde(default)]
+    pub kind: String,
+    /// Its namespace.
+    #[serde(default)]
+    pub namespace: String,
+    /// Its name.
+    #[serde(default)]
+    pub name: String,
+    /// What was logged, with the error.
+    #[serde(default)]
+    pub message: String,
+    /// Lines of the same object before this one that were left out, because there were too many.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub left_out: u64,
+}
+
+fn is_zero(number: &u64) -> bool {
+    *number == 0
+}
+
+/// Where a line is among those of its source.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct LogPosition {
+    /// When it was logged, in nanoseconds since 1970.
+    pub nanos: i64,
+    /// Which of the lines of that instant it is, from 1.
+    pub nth: u32,
+}
+
+/// How bad what a log line says is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LogLevel {
+    /// For those who look for a fault in the controller.
+    Debug,
+    /// What it did.
+    Info,
+    /// What it could not do.
+    Error,
+}
+
+impl LogLevel {
+    /// As in JSON.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Debug => "debug",
+            Self::Info => "info",
+            Self::Error => "error",
+        }
+    }
+}
+
+/// The position of the last line that the gateway took, by source.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct LogPositions {
+    /// By the UID of a pod, [`LOG_SOURCES`] at most.
+    #[serde(default)]
+    pub sources: BTreeMap<String, LogPosition>,
 }
 
 /// Bytes of a chart's archive at most, as the catalogue has it.

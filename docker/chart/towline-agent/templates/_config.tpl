@@ -247,6 +247,24 @@ drain_grace = {{ toJson .Values.limits.drainGrace }}
 {{ include "config.log" . }}
 {{- end }}
 
+{{/* The agent that sends what Flux's controllers log: it comes with the same extension. */}}
+{{- define "fluxLogs.config" -}}
+roles = "flux-logs-agent"
+
+{{ include "config.gateway" . }}
+carrier = "h2"
+via = {{ printf "clusterconnect-agent.%s.svc:%d" .Release.Namespace (int .Values.controllerManager.port) | toJson }}
+{{- if .Values.identity.clusterId }}
+
+{{ include "config.identity" . }}
+{{- end }}
+
+[limits]
+drain_grace = {{ toJson .Values.limits.drainGrace }}
+
+{{ include "config.log" . }}
+{{- end }}
+
 {{/* Everything of the ConfigMaps, as YAML. */}}
 {{- define "config.gatewayFiles" -}}
 {{- with .Values.gateway.ca }}
@@ -292,6 +310,11 @@ agent.toml: {{ include "extensions.config" . | toJson }}
 
 {{- define "gitops.files" -}}
 agent.toml: {{ include "gitops.config" . | toJson }}
+{{- include "config.gatewayFiles" . }}
+{{- end }}
+
+{{- define "fluxLogs.files" -}}
+agent.toml: {{ include "fluxLogs.config" . | toJson }}
 {{- include "config.gatewayFiles" . }}
 {{- end }}
 

@@ -45,9 +45,13 @@ app.kubernetes.io/name: towline-guard
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end }}
 
-{{/* The pod is not of this release: it comes with the extension microsoft.flux. */}}
+{{/* These pods are not of this release: they come with the extension microsoft.flux. */}}
 {{- define "gitops.selector" -}}
 app.kubernetes.io/name: towline-fluxconfig-agent
+{{- end }}
+
+{{- define "fluxLogs.selector" -}}
+app.kubernetes.io/name: towline-flux-logs-agent
 {{- end }}
 
 {{- define "agent.labels" -}}
@@ -78,6 +82,13 @@ app.kubernetes.io/component: guard
 {{ include "gitops.selector" . }}
 app.kubernetes.io/instance: {{ .Release.Name }}
 app.kubernetes.io/component: fluxconfig-agent
+{{ include "agent.commonLabels" . }}
+{{- end }}
+
+{{- define "fluxLogs.labels" -}}
+{{ include "fluxLogs.selector" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/component: flux-logs-agent
 {{ include "agent.commonLabels" . }}
 {{- end }}
 

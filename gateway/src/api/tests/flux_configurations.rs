@@ -18,11 +18,11 @@ const EXTENSION_VERSION: &str = "api-version=2025-03-01";
 /// Generations begin at the clock's instant, and rise by one while it stands still.
 const BEFORE: i64 = 1_800_000_000_000 - 1;
 
-fn id(name: &str) -> String {
+pub(super) fn id(name: &str) -> String {
     format!("{}/providers/{CONFIGURATIONS}/{name}", cluster_id("g", "c"))
 }
 
-fn at(name: &str) -> String {
+pub(super) fn at(name: &str) -> String {
     format!("{}?{NEWEST}", id(name))
 }
 
@@ -30,7 +30,7 @@ fn extension(name: &str) -> String {
     format!("{}/providers/{EXTENSIONS}/{name}?{EXTENSION_VERSION}", cluster_id("g", "c"))
 }
 
-fn key(cluster: &str) -> String {
+pub(super) fn key(cluster: &str) -> String {
     cluster_id("g", cluster).to_ascii_lowercase()
 }
 
@@ -115,7 +115,7 @@ fn names(statuses: &Value) -> Vec<String> {
     statuses.as_array().unwrap().iter().map(|one| one["name"].as_str().unwrap().to_owned()).collect()
 }
 
-fn status(generation: i64, state: ObjectState) -> ObjectStatus {
+pub(super) fn status(generation: i64, state: ObjectState) -> ObjectStatus {
     ObjectStatus {
         id: String::new(),
         generation: BEFORE + generation,
