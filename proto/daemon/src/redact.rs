@@ -13,6 +13,23 @@ const NAMES: &[&str] = &[
     "id_token",
     "set-cookie",
     "cookie",
+    "private_token",
+    "private-token",
+    "accountkey",
+];
+/// What a query of an address has in it, in lower case, where whoever has the address may do what it is for: the signed
+/// addresses of storage, and tokens.
+const SIGNED: &[&str] = &[
+    "sig=",
+    "signature",
+    "x-amz-",
+    "x-goog-",
+    "token=",
+    "private_token",
+    "secret",
+    "accountkey",
+    "sig%3d",
+    "token%3d",
 ];
 /// HTTP's authentication schemes, in lower case.
 const SCHEMES: &[&str] = &["bearer ", "basic ", "negotiate ", "digest ", "pop ", "ntlm "];
@@ -33,7 +50,7 @@ pub fn redact(text: &str) -> String {
             (true, false) => out.push_str("(a private key was here)\n"),
             (true, true) => {}
             (false, _) => {
-                let line = without_tokens(line);
+                let line = without_tokens(&without_queries(line));
                 out.push_str(&without_schemes(&without_named(&without_credentials(&line))));
             }
         }
@@ -59,6 +76,33 @@ fn without_tokens(line: &str) -> String {
 
 fn is_token(c: char) -> bool {
     c.is_ascii_alphanumeric() || "-_.~+/=".contains(c)
+}
+
+/// Queries of addresses that have a secret in them, as a whole: what else is in them is a part of it, or means nothing
+/// without it.
+fn without_queries(line: &str) -> String {
+    let mut out = String::with_capacity(line.len());
+    let mut rest = line;
+    while let Some(at) = rest.find("://") {
+        let (before, after) = rest.split_at(at + 3);
+        out.push_str(before);
+        let is_end = |(at, c): &(usize, char)| {
+            // JSON that was written by Go has `&` as \u0026.
+            c.is_whitespace() || "\"'`<>".contains(*c) || (*c == '\\' && !after[at + 1..].starts_with('u'))
+        };
+        let end = after.char_indices().find(is_end).map_or(after.len(), |(at, _)| at);
+        let query = after[..end].find('?').map_or(end, |at| at + 1);
+        let lower = after[query..end].to_ascii_lowercase();
+        if SIGNED.iter().any(|name| lower.contains(name)) {
+            out.push_str(&after[..query]);
+            out.push_str(TAKEN);
+            rest = &after[end..];
+        } else {
+            rest = after;
+        }
+    }
+    out.push_str(rest);
+    out
 }
 
 /// `user:password@` of addresses.
@@ -209,6 +253,8 @@ mod tests {
             ("password = \"ge' heim", "heim"),
             ("{\"authorization\":\"Digest username=\\\"me\\\", response=\\\"geheim\\\"\"}", "heim"),
             ("Set-Cookie: session=geheim; Secure", "geheim"),
+            ("DefaultEndpointsProtocol=https;AccountName=a;AccountKey=geheim==;EndpointSuffix=x", "geheim"),
+            ("PRIVATE-TOKEN: geheim", "geheim"),
         ] {
             let shown = redact(text);
             assert!(!shown.contains(secret), "{text} -> {shown}");
@@ -225,10 +271,33 @@ mod tests {
     }
 
     #[test]
+    fn b1_queries_of_signed_addresses_are_taken_out_whole() {
+        for query in [
+            "sv=2024-01-01&sig=geheim%2F",
+            "X-Amz-Credential=geheim&X-Amz-Signature=geheim",
+            "a=b\\u0026X-Goog-Signature=geheim",
+            "token=geheim",
+            "x=1&private_token=geheim",
+            "client_secret=geheim",
+            "AccountKey=geheim",
+            "to=https%3A%2F%2Fa%2F%3Fsig%3Dgeheim",
+        ] {
+            let shown = redact(&format!("Get \"https://a.example.org/c?{query}\": dial tcp: no such host"));
+            assert_eq!(shown, "Get \"https://a.example.org/c?(a secret was here)\": dial tcp: no such host", "{query}");
+        }
+        let shown = redact("https://me:geheim@a.example.org/c?sig=geheim and https://b.example.org/?page=2");
+        assert_eq!(
+            shown,
+            "https://(credentials were here)@a.example.org/c?(a secret was here) and https://b.example.org/?page=2"
+        );
+    }
+
+    #[test]
     fn b1_what_is_no_secret_stays() {
         for text in [
             "https://gateway.example.org:443/a?mail=me@example.org",
             "https://gateway.example.org/x@y",
+            "https://gateway.example.org/secret/token?service=git-upload-pack",
             "apiGroup: rbac.authorization.k8s.io",
             "--authorization-mode=Node,RBAC",
             "password_file = \"/etc/towline-proxy/password\"",
