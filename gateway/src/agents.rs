@@ -182,6 +182,8 @@ const DEAR: Rate = Rate::new(30, 0.2);
 const TOKENS: Rate = Rate::new(120, 2.0);
 /// What is told of objects: writes, of up to a hundred objects each.
 const TOLD: Rate = Rate::new(30, 1.0);
+/// Log lines: writes of up to 200 lines each. Those of a whole fleet come at once where a repository is away.
+const LOGGED: Rate = Rate::new(10, 0.2);
 /// Questions that wait for news, and what is pushed.
 const CHEAP: Rate = Rate::new(120, 5.0);
 /// Of an address without a certificate: a whole fleet may be behind one.
@@ -214,7 +216,7 @@ pub static OF_TUNNELS: &[Route<ForAgents>] = &[
     }),
     Route::new(Method::POST, paths::STATUSES, (BODY_BYTES, TOLD), |call, agent| Box::pin(objects::tell(call, agent))),
     Route::new(Method::GET, paths::OBJECT_LOGS, (0, DEAR), |call, agent| Box::pin(logs::positions(call, agent))),
-    Route::new(Method::POST, paths::OBJECT_LOGS, (BODY_BYTES, TOLD), |call, agent| Box::pin(logs::tell(call, agent))),
+    Route::new(Method::POST, paths::OBJECT_LOGS, (BODY_BYTES, LOGGED), |call, agent| Box::pin(logs::tell(call, agent))),
 ];
 
 /// What is answered at the public listener, below the prefix.

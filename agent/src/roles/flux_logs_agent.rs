@@ -44,6 +44,7 @@ use super::{Entry, Role, fluxconfig_agent::SetupError, health::Reporter};
 use crate::{
     chain,
     config::{Deployment, RoleSet},
+    identity::clock::SharedClock,
     metrics,
     tunnel::api::AgentApi,
 };
@@ -62,7 +63,7 @@ pub const ENTRY: Entry = Entry {
             return Ok(None);
         }
         let client = parts.kubernetes.clone().ok_or(SetupError::NoApiserver)?;
-        Ok(Some(Arc::new(FluxLogsAgent::new(client, parts.api.clone(), parts.health.of(NAME)))))
+        Ok(Some(Arc::new(FluxLogsAgent::new(client, parts.api.clone(), parts.health.of(NAME), parts.clock.clone()))))
     },
 };
 
@@ -90,6 +91,7 @@ pub struct FluxLogsAgent {
     client: Client,
     api: AgentApi,
     health: Reporter,
+    clock: SharedClock,
     owners: Owners,
     pods: Pods,
     ring: Ring,
@@ -98,9 +100,9 @@ pub struct FluxLogsAgent {
 
 impl FluxLogsAgent {
     /// By that client, whose namespace is the agents'.
-    pub fn new(client: Client, api: AgentApi, health: Reporter) -> Self {
+    pub fn new(client: Client, api: AgentApi, health: Reporter, clock: SharedClock) -> Self {
         let (owners, pods, ring) = (Owners::default(), Pods::default(), Ring::default());
-        Self { client, api, health, owners, pods, ring, taken: OnceLock::new() }
+        Self { client, api, health, clock, owners, pods, ring, taken: OnceLock::new() }
     }
 
     async fn work(&self) {

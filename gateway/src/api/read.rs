@@ -8,7 +8,7 @@ use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD as BASE64};
 use http::{HeaderValue, Response, StatusCode, header};
 use percent_encoding::CONTROLS;
 use serde_json::{Map, Value, json};
-use types::api::ResourceId;
+use types::{agent_api::LogLevel, api::ResourceId};
 
 use super::{Call, empty, json};
 use crate::{
@@ -19,6 +19,7 @@ use crate::{
     store::{
         StoreError,
         agents::Agent,
+        logs::Part,
         resources::{PAGE_ROWS, Stored},
         statuses::Told,
     },
@@ -33,6 +34,8 @@ const BYTES: usize = 4 * 1024 * 1024;
 /// hundreds of kilobytes.
 const PARTS_LISTED: u32 = 100;
 const PARTED_ROWS: u32 = 20;
+/// Which log lines are read for the status of one resource: no others than errors are shown there.
+const ERRORS: Part = Part { after: 0, level: LogLevel::Error, newest: 100 };
 /// How often one request asks the store for more, because what it found so far is not for this caller or this filter.
 const LOOKS: usize = 20;
 /// Rows after which a list lets other requests have their turn: each may take long to decide and to show.
@@ -52,7 +55,7 @@ pub async fn show(call: &Call<'_>, kind: &dyn Kind, version: &str, stored: &Stor
         Some(parted) => {
             let mut parts = store.parts_of(&stored.key, u32::MAX).await?;
             if let Some(logged) = parted.logged.filter(|logged| (logged.wanted)(&parts)) {
-                (logged.add)(&mut parts, &store.lines_of(&stored.key, 0).await?);
+                (logged.add)(&mut parts, &store.lines_of(&stored.key, ERRORS).await?);
             }
             parts
         }

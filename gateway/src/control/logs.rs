@@ -13,12 +13,15 @@ use crate::{
     instants::instant,
     store::{
         StoreError,
-        logs::{Line, Room},
+        logs::{Bound, Line, Part, Room},
     },
 };
 
-/// Lines that are kept, of a resource and of all of a cluster.
-const ROOM: Room = Room { of_resource: 500, of_cluster: 5000 };
+/// What is kept, of a resource and of all of a cluster.
+const ROOM: Room = Room {
+    of_resource: Bound { lines: 500, bytes: 256 * 1024 },
+    of_cluster: Bound { lines: 5000, bytes: 2 * 1024 * 1024 },
+};
 /// Bytes of the name of a source: the UID of a pod has 36.
 const SOURCE_BYTES: usize = 64;
 /// What is said of a resource that is not one of this cluster's: no key of one.
@@ -67,23 +70,31 @@ impl Control {
             key: own.map_or_else(|| NOBODYS.to_owned(), |id| id.key().to_owned()),
             source: line.source,
             position: line.position,
+            level: line.level,
             line: shown,
         }
     }
 
-    /// The lines of a resource behind a number, the oldest first, each with its number.
+    /// Lines of a resource, the oldest first, each with its number; and the number of its newest line, before which none
+    /// comes any more.
     ///
     /// # Errors
     /// When the store cannot be read.
-    pub async fn lines_of(&self, key: &str, after: i64) -> Result<Vec<(i64, Value)>, StoreError> {
-        self.store.lines_of(key, after).await
+    pub async fn lines_of(&self, key: &str, part: Part) -> Result<(Vec<(i64, Value)>, i64), StoreError> {
+        // First, so that none is skipped that comes between the two.
+        let newest = self.store.newest_line(key).await?;
+        let lines = if newest > part.after { self.store.lines_of(key, part).await? } else { Vec::new() };
+        let newest = lines.last().map_or(newest, |(number, _)| newest.max(*number));
+        Ok((lines, newest))
     }
 }
 
+/// At most so many bytes. Control characters are replaced: no column takes all of them, JSON makes six bytes of each, and
+/// nobody needs them to read a line.
 fn cut(text: &mut String, bytes: usize) {
-    text.truncate(text.floor_char_boundary(bytes));
-    // A column of PostgreSQL takes any other character.
-    if text.contains('\0') {
-        *text = text.replace('\0', "");
+    let is_wrong = |c: char| c.is_control() && !matches!(c, '\n' | '\t');
+    if text.contains(is_wrong) {
+        *text = text.replace(is_wrong, " ");
     }
+    text.truncate(text.floor_char_boundary(bytes));
 }

@@ -284,9 +284,11 @@ async fn delete(connection: &mut AnyConnection, revision: i64, key: &str, expect
     agents::forget(connection, key).await?;
     statuses::forget(connection, key).await?;
     parts::forget(connection, key).await?;
-    logs::forget(connection, key).await?;
     let sql = "DELETE FROM resources WHERE resource_key = $1 OR (resource_key > $2 AND resource_key < $3)";
-    Ok(Ok(sqlx::query(sql).bind(key).bind(&from).bind(&to).execute(connection).await?.rows_affected()))
+    let deleted = sqlx::query(sql).bind(key).bind(&from).bind(&to).execute(&mut *connection).await?.rows_affected();
+    // Whoever keeps lines holds the resources first.
+    logs::forget(connection, key).await?;
+    Ok(Ok(deleted))
 }
 
 async fn holds(connection: &mut AnyConnection, key: &str) -> Result<bool, StoreError> {

@@ -12,7 +12,7 @@ async fn every_question_has_an_index() {
     let others = [resources::COUNT, changes::DELETED, changes::NTH_DELETED, changes::NTH_PUT].into_iter();
     let others = others.chain([changes::NTH_CHILD, changes::CHILDREN_DELETED]);
     let others = others.chain([statuses::ONE, statuses::EVENTS, statuses::ENDED, operations::WAKE]);
-    let others = others.chain([logs::POSITIONS, logs::BEHIND, logs::LAST_KEPT, logs::LAST_KEPT_OF_CLUSTER]);
+    let others = others.chain([logs::POSITIONS, logs::BEHIND, logs::NEWEST, logs::SIZES, logs::SIZES_OF_CLUSTER]);
     let others = others.chain([parts::OF, parts::LAST, parts::OTHERS]).map(str::to_owned);
     let operations = [operations::ONE, operations::WAITING].map(operations::selected).into_iter();
     let operations = operations.chain([operations::FORGET.to_owned()]);

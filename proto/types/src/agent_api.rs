@@ -542,7 +542,7 @@ pub struct ObjectStatusesAnswer {
 }
 
 /// Log lines of one message at most.
-pub const LOG_LINES_AT_ONCE: usize = 500;
+pub const LOG_LINES_AT_ONCE: usize = 200;
 /// Bytes of the message of a log line at most.
 pub const LOG_MESSAGE_BYTES: usize = 4096;
 /// Bytes of each other text of a log line at most: a name in Kubernetes has up to 253.

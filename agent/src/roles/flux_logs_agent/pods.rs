@@ -14,7 +14,7 @@ use kube::{
     api::{ListParams, WatchEvent, WatchParams},
 };
 use serde::de::DeserializeOwned;
-use tokio::sync::watch;
+use tokio::{sync::watch, time::timeout};
 
 use crate::roles::{health::Reporter, kubernetes::problem};
 
@@ -34,6 +34,11 @@ const OBJECTS_MAX: usize = 2000;
 pub const SOON: Duration = Duration::from_millis(200);
 /// Until a kind is listed again that could not be listed or watched.
 pub const AGAIN: Duration = Duration::from_secs(3);
+
+/// How long a page may take, and a watch to begin.
+const ANSWER: Duration = Duration::from_secs(60);
+/// A watch that says nothing for so long is begun again: the apiserver ends each before, so its connection is gone.
+const QUIET: Duration = Duration::from_secs(360);
 
 /// What there is of a kind.
 #[derive(Debug)]
@@ -55,9 +60,10 @@ where
     K: Clone + Debug + DeserializeOwned,
 {
     let failed = |err: kube::Error| problem("its objects", &err);
+    let late = |_| format!("the apiserver has not answered within {} s", ANSWER.as_secs());
     let (mut params, mut found) = (ListParams::default().limit(PAGE), Vec::new());
     let version = loop {
-        let page = api.list(&params).await.map_err(failed)?;
+        let page = timeout(ANSWER, api.list(&params)).await.map_err(late)?.map_err(failed)?;
         found.extend(page.items);
         match page.metadata.continue_.filter(|token| !token.is_empty() && found.len() < OBJECTS_MAX) {
             Some(token) => params.continue_token = Some(token),
@@ -65,8 +71,11 @@ where
         }
     };
     take(News::Whole(found));
-    let mut events = api.watch(&WatchParams::default(), &version).await.map_err(failed)?.boxed();
-    while let Some(event) = events.try_next().await.map_err(failed)? {
+    let watch = WatchParams::default();
+    let begun = timeout(ANSWER, api.watch(&watch, &version)).await.map_err(late)?;
+    let mut events = begun.map_err(failed)?.boxed();
+    while let Ok(event) = timeout(QUIET, events.try_next()).await {
+        let Some(event) = event.map_err(failed)? else { break };
         match event {
             WatchEvent::Added(object) | WatchEvent::Modified(object) => take(News::Put(object)),
             WatchEvent::Deleted(object) => take(News::Gone(object)),

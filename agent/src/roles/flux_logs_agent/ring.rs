@@ -7,15 +7,15 @@ use std::{
     time::Duration,
 };
 
-use tokio::sync::Notify;
-use types::agent_api::LogLine;
+use tokio::{sync::Notify, time::Instant};
+use types::agent_api::{LOG_LINES_AT_ONCE, LogLevel, LogLine};
 
 /// Lines that wait at most.
 pub const RING_LINES: usize = 5000;
 /// Bytes of them, as JSON.
 pub const RING_BYTES: usize = 1024 * 1024;
 /// Lines of one message, and their bytes.
-pub const BATCH_LINES: usize = 200;
+pub const BATCH_LINES: usize = LOG_LINES_AT_ONCE;
 const BATCH_BYTES: usize = 128 * 1024;
 /// Lines of a configuration that may come at once.
 pub const BURST: i64 = 100;
@@ -23,8 +23,10 @@ pub const BURST: i64 = 100;
 pub const ONE_MORE_NANOS: i64 = 50_000_000;
 /// Configurations whose lines are counted; the gateway wants 200 at most.
 const COUNTED_MAX: usize = 1000;
-/// How long a line waits for others.
-const TOGETHER: Duration = Duration::from_secs(2);
+/// How long a line waits for others: each message is a write at the gateway, which has a whole fleet.
+const TOGETHER: Duration = Duration::from_secs(15);
+/// How long an error does, for somebody may be waiting for it.
+const SOON: Duration = Duration::from_secs(5);
 
 /// How many lines of one configuration were logged lately, by the instants of the lines: what was logged while nothing
 /// could be read is bounded as if it had been read at once.
@@ -104,17 +106,32 @@ impl Ring {
         self.more.notify_one();
     }
 
+    /// How long the lines wait for others; `None`: there are none.
+    fn patience(&self) -> Option<Duration> {
+        let waiting = self.waiting();
+        let is_error = |(line, _): &(LogLine, usize)| line.level == LogLevel::Error;
+        match waiting.lines.len() {
+            0 => None,
+            BATCH_LINES.. => Some(Duration::ZERO),
+            _ if waiting.lines.iter().any(is_error) => Some(SOON),
+            _ => Some(TOGETHER),
+        }
+    }
+
     /// Waits until there are lines, and a little longer for others.
     pub async fn some(&self) {
+        let mut begun = None;
         loop {
-            let count = self.waiting().lines.len();
-            if count >= BATCH_LINES {
-                return;
+            let more = self.more.notified();
+            match self.patience() {
+                None => more.await,
+                Some(patience) => {
+                    let end = *begun.get_or_insert_with(Instant::now) + patience;
+                    if tokio::time::timeout_at(end, more).await.is_err() {
+                        return;
+                    }
+                }
             }
-            if count > 0 {
-                return tokio::time::sleep(TOGETHER).await;
-            }
-            self.more.notified().await;
         }
     }
 

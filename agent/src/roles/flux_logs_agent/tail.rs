@@ -1,7 +1,7 @@
 //! Reads the log of one pod for as long as it is there: over restarts of its container, rotation, and connections that
 //! break. A stream that was broken is opened again at the second of the last line, and what was read before is skipped.
 
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use daemon::{Backoff, BackoffPolicy, random_unit};
 use futures_util::AsyncReadExt as _;
@@ -20,6 +20,13 @@ const FIRST_LINES: i64 = 2000;
 /// Bytes that are read at once.
 const PIECE_BYTES: usize = 16 * 1024;
 const NANOS: i64 = 1_000_000_000;
+/// How far the clock of a node may be ahead of this process's. An instant beyond that is not believed: whatever it was
+/// counted as, all lines until then would have to give way to it.
+const AHEAD: Duration = Duration::from_secs(5);
+/// A stream that says nothing for so long is opened again: a connection may be gone without a word.
+const QUIET: Duration = Duration::from_secs(300);
+/// How long opening one may take.
+const OPENING: Duration = Duration::from_secs(60);
 /// Waits between two streams of one pod.
 const AGAIN: BackoffPolicy = BackoffPolicy {
     first: Duration::from_millis(500),
@@ -35,12 +42,14 @@ pub struct Cursor {
     last: Option<LogPosition>,
     /// After a stream was opened again: how many lines of the last instant came once more.
     again: Option<u32>,
+    /// The newest instant that was not believed. After a stream was opened again, such lines up to it are not new.
+    unbelieved: Option<i64>,
 }
 
 impl Cursor {
     /// Behind that line; `None`: nothing was read.
     pub fn new(last: Option<LogPosition>) -> Self {
-        Self { last, again: None }
+        Self { last, again: None, unbelieved: None }
     }
 
     /// The second at which a stream is to begin, since 1970: Kubernetes takes no smaller parts.
@@ -54,8 +63,15 @@ impl Cursor {
     }
 
     /// The position of a line of this instant; `None` if it was read before. Positions rise also where a clock is set
-    /// back.
-    pub fn next(&mut self, nanos: i64) -> Option<LogPosition> {
+    /// back, and none is beyond `latest`.
+    pub fn next(&mut self, nanos: i64, latest: i64) -> Option<LogPosition> {
+        if nanos > latest {
+            if self.again.is_some() && self.unbelieved >= Some(nanos) {
+                return None;
+            }
+            self.unbelieved = self.unbelieved.max(Some(nanos));
+        }
+        let nanos = nanos.min(latest);
         let Some(last) = self.last else { return Some(*self.last.insert(LogPosition { nanos, nth: 1 })) };
         if let Some(again) = &mut self.again {
             if nanos < last.nanos {
@@ -74,6 +90,12 @@ impl Cursor {
         self.last = Some(next);
         self.last
     }
+}
+
+/// The latest instant that is believed at this time of day.
+fn latest(now: SystemTime) -> i64 {
+    let since = now.duration_since(UNIX_EPOCH).unwrap_or_default() + AHEAD;
+    i64::try_from(since.as_nanos()).unwrap_or(i64::MAX)
 }
 
 /// Reads a pod until it is gone.
@@ -117,26 +139,32 @@ async fn read(
         ..LogParams::default()
     };
     cursor.opened();
-    let mut stream = match api.log_stream(&controller.pod, &params).await {
-        Ok(stream) => Box::pin(stream),
-        Err(err) => {
+    let opened = tokio::time::timeout(OPENING, api.log_stream(&controller.pod, &params)).await;
+    let mut stream = match opened {
+        Ok(Ok(stream)) => Box::pin(stream),
+        Err(_) => {
+            tracing::debug!(pod = controller.pod, "the log of a pod is not answered");
+            return 0;
+        }
+        Ok(Err(err)) => {
             tracing::debug!(pod = controller.pod, error = crate::chain(&err), "the log of a pod cannot be read");
             return 0;
         }
     };
     let (mut splitter, mut piece, mut new) = (Splitter::default(), vec![0; PIECE_BYTES], 0);
     loop {
-        let count = match stream.read(&mut piece).await {
-            Ok(0) => return new,
-            Ok(count) => count,
-            Err(err) => {
+        let count = match tokio::time::timeout(QUIET, stream.read(&mut piece)).await {
+            Ok(Ok(0)) | Err(_) => return new,
+            Ok(Ok(count)) => count,
+            Ok(Err(err)) => {
                 tracing::debug!(pod = controller.pod, error = crate::chain(&err), "the log of a pod broke off");
                 return new;
             }
         };
+        let latest = latest(agent.clock.now());
         splitter.push(&piece[..count], |line| {
             if let Some((nanos, line)) = timed(line)
-                && let Some(position) = cursor.next(nanos)
+                && let Some(position) = cursor.next(nanos, latest)
             {
                 new += 1;
                 agent.take(controller, position, line);

@@ -3,6 +3,7 @@
 use std::{
     convert::Infallible,
     sync::{Arc, Mutex},
+    time::{Duration, SystemTime},
 };
 
 use bytes::Bytes;
@@ -21,7 +22,11 @@ use super::{
     tail::Cursor,
     told,
 };
-use crate::{roles::health::Health, tunnel::api::AgentApi};
+use crate::{
+    identity::clock::{SharedClock, TokioClock},
+    roles::health::Health,
+    tunnel::api::AgentApi,
+};
 
 const SHOP: &str = "/c/shop";
 
@@ -206,7 +211,7 @@ proptest! {
                 if read.len() == most {
                     break;
                 }
-                if let Some(position) = cursor.next(*nanos) {
+                if let Some(position) = cursor.next(*nanos, i64::MAX) {
                     read.push(*n);
                     positions.push(position);
                 }
@@ -217,6 +222,51 @@ proptest! {
         prop_assert_eq!(read, (0..logged.len()).collect::<Vec<_>>());
         prop_assert!(positions.is_sorted_by(|a, b| a < b));
     }
+}
+
+#[test]
+fn d5_instant_ahead_of_time_keeps_no_later_line_out() {
+    const SECOND: i64 = 1_000_000_000;
+    let (ring, mut cursor) = (Ring::default(), Cursor::default());
+    let now = 1_700_000_000 * SECOND;
+    let latest = |seconds: i64| now + (seconds + 5) * SECOND;
+    // The node's clock was an hour ahead for one line, and is right since.
+    let wrong = now + 3600 * SECOND;
+    assert_eq!(cursor.next(wrong, latest(0)), Some(LogPosition { nanos: latest(0), nth: 1 }));
+    assert!(ring.admits(SHOP, latest(0)));
+    for second in 0..1000 {
+        let position = cursor.next(now + second * SECOND, latest(second)).unwrap();
+        assert!(ring.admits(SHOP, position.nanos), "{second}");
+    }
+    assert_eq!(cursor.since(), Some(1_700_000_999));
+    // A stream that is opened again brings it once more, before and after the last line.
+    cursor.opened();
+    assert_eq!(cursor.next(wrong, latest(1000)), None);
+    assert_eq!(cursor.next(now + 999 * SECOND, latest(1000)), None);
+    assert!(cursor.next(now + 1000 * SECOND, latest(1000)).is_some());
+}
+
+#[tokio::test(start_paused = true)]
+async fn d5_lines_wait_for_others_and_errors_only_a_little() {
+    let ring = Ring::default();
+    let waited = async |ring: &Ring| {
+        let begun = tokio::time::Instant::now();
+        ring.some().await;
+        begun.elapsed().as_secs()
+    };
+    ring.push(line(SHOP, 1, ""));
+    assert_eq!(waited(&ring).await, 15);
+    ring.push(LogLine { level: LogLevel::Error, ..line(SHOP, 2, "") });
+    assert_eq!(waited(&ring).await, 5);
+    ring.batch();
+    ring.push(line(SHOP, 3, ""));
+    let error = async {
+        tokio::time::sleep(Duration::from_secs(7)).await;
+        ring.push(LogLine { level: LogLevel::Error, ..line(SHOP, 4, "") });
+    };
+    assert_eq!(tokio::join!(waited(&ring), error).0, 7);
+    (0..BATCH_LINES).for_each(|_| ring.push(line(SHOP, 5, "")));
+    assert_eq!(waited(&ring).await, 0);
 }
 
 #[test]
@@ -306,15 +356,18 @@ async fn d5_pod_is_read_on_where_it_was_also_over_a_restart_of_its_container() {
             [a.clone(), b.clone(), c.clone()].concat(),
         ];
     }
+    let started = SystemTime::UNIX_EPOCH + Duration::from_secs(1_795_773_600);
+    let clock: SharedClock = Arc::new(TokioClock::new(started));
     let (_tunnel, current) = tokio::sync::watch::channel(None);
-    let agent = FluxLogsAgent::new(apiserver.client(), AgentApi::new(current), Health::default().of(NAME));
+    let health = Health::default();
+    let agent = FluxLogsAgent::new(apiserver.client(), AgentApi::new(current), health.of(NAME), clock.clone());
     agent.taken.set(LogPositions::default()).unwrap();
     let mut got = Vec::new();
     let mut until = async |agent: &FluxLogsAgent, count: usize| {
         let waited = async {
             while got.len() < count {
                 got.extend(agent.ring.batch().into_iter().map(|line| line.message));
-                tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+                tokio::time::sleep(Duration::from_millis(100)).await;
             }
         };
         tokio::select! {
@@ -333,7 +386,7 @@ async fn d5_pod_is_read_on_where_it_was_also_over_a_restart_of_its_container() {
     }
     // Another process: the gateway says what it has.
     let (_tunnel, current) = tokio::sync::watch::channel(None);
-    let agent = FluxLogsAgent::new(apiserver.client(), AgentApi::new(current), Health::default().of(NAME));
+    let agent = FluxLogsAgent::new(apiserver.client(), AgentApi::new(current), health.of(NAME), clock);
     let last = timed(b"2026-11-27T10:00:00.000000002Z x").unwrap().0;
     let taken = LogPositions { sources: [("pod-1".to_owned(), LogPosition { nanos: last, nth: 2 })].into() };
     agent.taken.set(taken).unwrap();

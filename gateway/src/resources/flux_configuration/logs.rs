@@ -4,7 +4,7 @@
 use serde_json::{Map, Value, json};
 use types::agent_api::LogLevel;
 
-use crate::{api_error::ApiError, control::objects::Logged, resources::Acting, stored::last_name};
+use crate::{api_error::ApiError, control::objects::Logged, resources::Acting, store::logs::Part, stored::last_name};
 
 /// The action.
 pub const LIST: &str = "listLogs";
@@ -55,11 +55,13 @@ fn level(line: &Value) -> LogLevel {
 /// Lines behind a number, the oldest first, and the number of the last of all of them.
 pub async fn list(acting: &Acting<'_>) -> Result<Value, ApiError> {
     let asked = question(acting.body, last_name(&acting.resource.id))?;
-    let lines = acting.control.lines_of(&acting.resource.key, 0).await?;
-    let last = lines.last().map_or(0, |(number, _)| *number);
-    let is_wanted = |(number, line): &(i64, Value)| {
+    // The newest of one object are chosen among those of all.
+    let newest = if asked.object.is_none() { u32::try_from(asked.newest).unwrap_or(u32::MAX) } else { u32::MAX };
+    let part = Part { after: asked.after, level: asked.level, newest };
+    let (lines, last) = acting.control.lines_of(&acting.resource.key, part).await?;
+    let is_wanted = |(_, line): &(i64, Value)| {
         let is_of = |object: &String| line["kind"] == "Kustomization" && line["name"] == object.as_str();
-        *number > asked.after && level(line) >= asked.level && asked.object.as_ref().is_none_or(is_of)
+        asked.object.as_ref().is_none_or(is_of)
     };
     let mut value: Vec<Value> = lines.into_iter().filter(is_wanted).map(numbered).collect();
     value.drain(..value.len().saturating_sub(asked.newest));
