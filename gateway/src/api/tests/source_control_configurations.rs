@@ -345,7 +345,14 @@ async fn g10_kept_secrets_are_not_sent_to_another_host() {
     };
     for url in ["https://mine.example/shop.git", "https://example.com:8443/shop.git"] {
         let refused = site.source_control("PUT", "shop", Some(at(url))).await;
-        assert_eq!((refused.status, &refused.body["error"]["code"]), (400, &json!("InvalidCredentials")), "{url}");
+        assert_eq!(refused.status, 400, "{url}");
+        let faults = refused.body["error"]["details"].as_array().unwrap();
+        let told: Vec<_> = faults.iter().map(|fault| (&fault["code"], &fault["target"])).collect();
+        let (code, targets) = (
+            json!("InvalidCredentials"),
+            ["httpsUser", "httpsKey"].map(|name| json!(format!("properties.configurationProtectedSettings.{name}"))),
+        );
+        assert_eq!(told, targets.iter().map(|target| (&code, target)).collect::<Vec<_>>(), "{}", refused.body);
         assert!(refused.body.to_string().contains("give it again"), "{}", refused.body);
     }
     // Another path of the same host is reached with the same credentials.
