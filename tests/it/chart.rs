@@ -26,6 +26,7 @@ pub fn tests() -> Vec<Trial> {
 const NOT_FOR_PODS: &[(&str, &str)] = &[
     ("identity.directory", "a Secret keeps it"),
     ("identity_tokens.directory", "a Secret keeps it"),
+    ("guard.directory", "Secrets keep it"),
     ("cluster.kubeconfig", "pods have a service account"),
     ("cluster.context", "pods have a service account"),
     ("cluster.service_account_dir", "pods have it where it always is"),

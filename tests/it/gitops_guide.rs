@@ -134,5 +134,11 @@ fn fleet(desk: &Desk<'_>, assign: &str, withdraw: &str) -> anyhow::Result<()> {
         Ok(left.text().trim().is_empty())
     })
     .with_context(|| gitops.state())?;
+    // The assignment is gone once that has begun; its configuration is when the cluster has told.
+    let list = ["flux", "list", "-g", GROUP, "-c", "c1", "-o", "json"];
+    eventually("the assignment's configuration is gone", Duration::from_secs(90), || {
+        Ok(serde_json::from_str::<Vec<Value>>(&gitops.site.ok(&list)?.text())?.is_empty())
+    })
+    .with_context(|| gitops.state())?;
     Ok(())
 }
