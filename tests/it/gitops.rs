@@ -12,6 +12,7 @@ use tests::{
     cluster::cluster,
     git::{CREDENTIALS, GitServer, Repository, SshServer},
     kubectl::Kubectl,
+    leftovers::free,
     programs::{binary, eventually, root, run, scratch},
 };
 
@@ -226,20 +227,9 @@ impl Gitops {
 fn clean(admin: &Kubectl) -> anyhow::Result<()> {
     let listed = admin.ok(&["get", "crd", "-o", "name"])?;
     let definitions: Vec<&str> = listed.lines().filter(|name| name.contains(".toolkit.fluxcd.io")).collect();
-    for kind in &definitions {
-        let kind = kind.rsplit('/').next().unwrap_or_default();
-        let all = admin.run(&[
-            "get",
-            kind,
-            "-A",
-            "-o",
-            "jsonpath={range .items[*]}{.metadata.namespace} {.metadata.name}{\"\\n\"}{end}",
-        ])?;
-        for (namespace, name) in all.text().lines().filter_map(|line| line.split_once(' ')) {
-            // Nobody is there who would take the finalizers away.
-            let free = r#"{"metadata": {"finalizers": null}}"#;
-            admin.run(&["-n", namespace, "patch", kind, name, "--type", "merge", "-p", free])?;
-        }
+    for definition in &definitions {
+        // Nobody is there who would take the finalizers away.
+        free(admin, definition.rsplit('/').next().unwrap_or_default())?;
     }
     if !definitions.is_empty() {
         admin.ok(&[&["delete", "--ignore-not-found"][..], &definitions].concat())?;

@@ -90,7 +90,7 @@ fn split(line: &str) -> Option<[&str; 3]> {
 }
 
 /// Takes the finalizers from the objects of a definition: who would do their work has failed or is gone.
-fn free(admin: &Kubectl, definition: &str) -> anyhow::Result<()> {
+pub fn free(admin: &Kubectl, definition: &str) -> anyhow::Result<()> {
     let path = "jsonpath={range .items[*]}{.metadata.namespace}/{.metadata.name}{\"\\n\"}{end}";
     let all = admin.run(&["get", definition, "-A", "-o", path])?.text();
     for (namespace, name) in all.lines().filter_map(|line| line.split_once('/')) {

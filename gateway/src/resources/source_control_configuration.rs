@@ -172,7 +172,7 @@ impl Kind for SourceControlConfigurations {
             protected(own, &mut faults);
             credentials(own, &mut faults);
             if let (Some(old), Some(stored)) = (old, writing.old)
-                && origin(text(old, "repositoryUrl")) != origin(text(own, "repositoryUrl"))
+                && rules::origin(text(old, "repositoryUrl")) != rules::origin(text(own, "repositoryUrl"))
             {
                 let sealed = stored.protected.as_deref();
                 let kept = sealed.and_then(|sealed| writing.control.unseal(writing.id.key(), sealed));
@@ -303,30 +303,13 @@ fn credentials(own: &Map<String, Value>, faults: &mut Vec<ErrorDetail>) {
     }
 }
 
-/// Scheme, host and port of a repository's address.
-fn origin(url: &str) -> (String, String) {
-    let url = url.to_ascii_lowercase();
-    let Some((scheme, rest)) = url.split_once("://") else {
-        let host = url.split(':').next().unwrap_or_default();
-        return ("ssh".to_owned(), host.rsplit('@').next().unwrap_or_default().to_owned());
-    };
-    let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
-    let host = authority.rsplit('@').next().unwrap_or_default();
-    let port = match scheme {
-        "https" => ":443",
-        "http" => ":80",
-        _ => ":22",
-    };
-    (scheme.to_owned(), host.strip_suffix(port).unwrap_or(host).to_owned())
-}
-
 /// Asks for those settings again that were kept and that the new address would be sent: who may write the configuration
 /// could learn them there otherwise.
 fn given_again(own: &Map<String, Value>, kept: &Value, faults: &mut Vec<ErrorDetail>) {
-    let scheme = origin(text(own, "repositoryUrl")).0;
-    let sent: &[&str] = match scheme.as_str() {
-        "https" => &["httpsUser", "httpsKey"],
-        "ssh" => &["sshPrivateKey"],
+    let origin = rules::origin(text(own, "repositoryUrl"));
+    let sent: &[&str] = match origin.split_once("://") {
+        Some(("https", _)) => &["httpsUser", "httpsKey"],
+        Some(("ssh", _)) => &["sshPrivateKey"],
         _ => &[],
     };
     let given = own.get(PROTECTED).and_then(Value::as_object);
@@ -355,7 +338,7 @@ mod tests {
             ("https://example.com/a", "https://example.com.evil.net/a", false),
             ("git@example.com:a", "git@evil.net:a", false),
         ] {
-            assert_eq!(origin(one) == origin(other), is_same, "{one} {other}");
+            assert_eq!(rules::origin(one) == rules::origin(other), is_same, "{one} {other}");
         }
     }
 

@@ -108,8 +108,9 @@ fn is_address(text: &str, schemes: &[&str], user: bool) -> bool {
     written && url.host_str().is_some_and(|host| !host.is_empty()) && !secret
 }
 
-/// The scheme, the host and the port of an address of any source.
-pub(super) fn origin(text: &str) -> String {
+/// The scheme, the host and the port of an address of any source, as `https://example.com:443`: what is kept for one is
+/// sent to no other.
+pub fn origin(text: &str) -> String {
     if let Some((host, _)) = text.strip_prefix("git@").and_then(|rest| rest.split_once(':')) {
         return format!("ssh://{}:22", host.to_ascii_lowercase());
     }
