@@ -178,7 +178,7 @@ impl Authority {
         Ok(Self { certificate, certificate_pem: certificate_pem.to_owned(), issuer })
     }
 
-    /// Its key as PEM (PKCS#8), for whoever keeps it elsewhere than in files.
+    /// Its private key as PEM (PKCS#8), for a caller that keeps it in a Secret and not in files.
     pub fn key_pem(&self) -> String {
         self.issuer.key().serialize_pem()
     }

@@ -43,7 +43,7 @@ const ANSWER_BYTES: usize = 2 * DOCUMENT_BYTES + 64 * 1024;
 /// Between two questions, however soon the gateway answers.
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// The role.
+/// Asks the gateway for the roles and assignments of this cluster, and hands them to the authorizer.
 pub struct AssignmentSync {
     api: AgentApi,
     authorizer: Arc<Authorizer>,

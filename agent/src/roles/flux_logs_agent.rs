@@ -86,7 +86,7 @@ const AGAIN: BackoffPolicy = BackoffPolicy {
     steady_after: Duration::from_secs(60),
 };
 
-/// The role.
+/// Reads the logs of Flux's controllers and sends the gateway the lines that concern configurations of this cluster.
 pub struct FluxLogsAgent {
     client: Client,
     api: AgentApi,

@@ -107,7 +107,7 @@ pub enum SetupError {
     NoIssuers,
 }
 
-/// The role.
+/// Answers the cluster's apiserver about tokens and rights, over mutual TLS.
 pub struct Guard {
     address: Option<SocketAddr>,
     /// None once it has drained: what still comes is refused, and does not wait in vain.
@@ -289,8 +289,8 @@ impl Role for Guard {
         self.address
     }
 
-    /// Serves until the process drains, and a while longer: an apiserver that is cut off, or refused, does not ask
-    /// again, and whoever it asked about is refused there.
+    /// Serves until the process drains, and a while longer: an apiserver whose connection is cut or
+    /// refused does not ask again, and refuses the user about whom it asked.
     fn run(&self, shutdown: Shutdown) -> BoxFuture<'_, ()> {
         Box::pin(async move {
             let listener = self.listener.lock().unwrap_or_else(PoisonError::into_inner).clone();

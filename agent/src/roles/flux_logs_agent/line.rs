@@ -8,7 +8,7 @@ use types::agent_api::{LOG_WORD_BYTES, LogLevel};
 /// Bytes of one line; the rest of a longer one is not read, so that it is no JSON.
 pub const LINE_BYTES: usize = 64 * 1024;
 
-/// Makes lines of what comes piece by piece, with no more memory than one line takes.
+/// Joins the pieces of a log stream into whole lines; it holds one unfinished line at most.
 #[derive(Default)]
 pub struct Splitter {
     part: Vec<u8>,

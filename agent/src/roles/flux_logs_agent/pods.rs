@@ -94,7 +94,7 @@ pub struct Controller {
     pub uid: String,
     /// The pod's name.
     pub pod: String,
-    /// The controller.
+    /// The name of the controller that runs in it, such as `kustomize-controller`.
     pub name: &'static str,
     /// The container that logs.
     pub container: String,

@@ -15,7 +15,7 @@ use super::{
     pods::Controller,
 };
 
-/// Lines of a pod that nothing was read of before.
+/// How many of its newest lines are read first of a pod that was never read before.
 const FIRST_LINES: i64 = 2000;
 /// Bytes that are read at once.
 const PIECE_BYTES: usize = 16 * 1024;

@@ -94,7 +94,7 @@ struct Remembered {
     until: SystemTime,
 }
 
-/// Decides.
+/// Decides reviews of rights, and remembers decisions for a while.
 pub struct Access {
     authorizer: Arc<Authorizer>,
     /// The longest prefix first.

@@ -37,7 +37,8 @@ pub(super) const TOKENS_AT_ONCE: usize = 256;
 /// seconds.
 const TURN: Duration = Duration::from_secs(2);
 const DEADLINE: Duration = Duration::from_secs(8);
-/// Seconds until whoever had no turn asks again. An apiserver asks again for this header, or 429, and not for 503.
+/// `Retry-After` of an answer without a turn, in seconds. An apiserver retries 429 and answers with this header, but no
+/// 503.
 const AGAIN: HeaderValue = HeaderValue::from_static("1");
 
 /// Where questions are asked and answered.

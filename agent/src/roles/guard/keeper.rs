@@ -50,7 +50,7 @@ pub const CLIENT: &str = "towline-guard-apiserver";
 const FILES: [&str; 6] = ["ca.crt", "ca.key", "client.crt", "client.key", "tls.crt", "tls.key"];
 /// Who writes them, in their managed fields.
 const MANAGER: &str = super::NAME;
-/// How often the certificates are looked at. Whoever empties the Secret has the next ones this soon, in every pod.
+/// How often the certificates are looked at. After somebody has emptied the Secret, every pod has new ones this soon.
 pub(super) const LOOK: Duration = Duration::from_secs(60);
 /// How long a certificate is remembered that an apiserver showed: one that keeps its connections shows none for hours.
 const SHOWN: Duration = Duration::from_secs(25 * 3600);

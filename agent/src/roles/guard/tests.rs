@@ -403,7 +403,7 @@ async fn z1_a_guard_that_has_drained_ends_its_connections_and_refuses_others() {
     assert!(TcpStream::connect(address).await.is_err(), "nobody waits for an answer that does not come");
 }
 
-/// Whoever comes straight to the apiserver is the one whom the proxy would impersonate.
+/// The user that a token stands for is the same at guard as through the tunnel.
 #[tokio::test]
 async fn z1_a_users_token_makes_the_user_of_the_tunnel() {
     let site = site();
