@@ -238,6 +238,7 @@ impl ResourceSyncAgent {
             errors,
             roles,
             desired_revision: self.desired.borrow().as_ref().map_or(0, |desired| desired.revision),
+            upgrade: None,
         }
     }
 

@@ -262,6 +262,28 @@ pub struct Heartbeat {
     pub roles: BTreeMap<String, String>,
     /// The revision of the desired state that the agent works with.
     pub desired_revision: i64,
+    /// How far the last upgrade of the agents has come (U1); absent: there was none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub upgrade: Option<Upgrade>,
+}
+
+/// An upgrade of a cluster's agents, as the cluster tells of it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Upgrade {
+    /// The version that was wanted.
+    pub version: String,
+    /// `Waiting`: it is not begun, and `message` says what for. `Running`. `Succeeded`. `RolledBack`: the agents have their
+    /// old version again. `Failed`: neither came to an end. A gateway takes another word as `Running`.
+    pub state: String,
+    /// Why, in one word such as `ImagePull`; empty where all is well.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub reason: String,
+    /// What was tried, why it failed, what to do; empty where all is well.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub message: String,
+    /// Since when, RFC 3339.
+    pub time: String,
 }
 
 /// Something that does not work in a cluster.
