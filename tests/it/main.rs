@@ -28,6 +28,7 @@ mod operating;
 mod pop;
 mod proxies;
 mod recovery;
+mod released;
 mod resent;
 mod restarts;
 mod secrets;
@@ -71,6 +72,7 @@ fn main() {
         networks::tests,
         proxies::tests,
         recovery::tests,
+        released::tests,
         restarts::tests,
         resent::tests,
     ] {

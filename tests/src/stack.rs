@@ -42,6 +42,10 @@ pub struct Plan<'a> {
     pub agent_config: &'a str,
     /// The namespace in which the agent runs.
     pub namespace: Option<&'a Namespace>,
+    /// Folder of the programs of another release that the gateway, and the agent, are of; none: those of this build.
+    pub gateway_of: Option<&'a Path>,
+    /// The same of the agent.
+    pub agent_of: Option<&'a Path>,
 }
 
 impl Plan<'_> {
@@ -55,6 +59,8 @@ impl Plan<'_> {
             dev_args: &[],
             agent_config: "",
             namespace: None,
+            gateway_of: None,
+            agent_of: None,
         }
     }
 
@@ -73,6 +79,8 @@ impl Plan<'_> {
             dev_args: &[],
             agent_config: "",
             namespace: None,
+            gateway_of: None,
+            agent_of: None,
         }
     }
 }
@@ -88,8 +96,17 @@ pub struct Stack {
     /// What `towline dev --json` printed.
     pub info: Value,
     kubeconfigs: Mutex<HashMap<String, PathBuf>>,
-    agent_start: (PathBuf, Vec<String>, Option<String>),
+    agent_start: AgentStart,
     dev_args: Vec<String>,
+    gateway_of: Option<PathBuf>,
+}
+
+/// How an agent is started.
+struct AgentStart {
+    program: PathBuf,
+    log: PathBuf,
+    args: Vec<String>,
+    namespace: Option<String>,
 }
 
 /// The stack in front of the real cluster that tests share, one for each carrier.
@@ -139,7 +156,7 @@ impl Stack {
     /// Starts gateway and agent.
     pub fn start_without_waiting(plan: &Plan<'_>) -> anyhow::Result<Self> {
         let dir = scratch(plan.name);
-        let (gateway, info) = start_gateway(&dir, plan.listen, plan.dev_args)?;
+        let (gateway, info) = start_gateway(&dir, plan.listen, plan.dev_args, plan.gateway_of)?;
         note_secret(info["clientSecret"].as_str().unwrap_or_default())?;
         let config =
             PathBuf::from(info["clusters"][0]["agent_config"].as_str().context("no agent_config in the JSON line")?);
@@ -159,7 +176,12 @@ impl Stack {
         if let Some(carrier) = plan.carrier {
             args.extend(["--carrier".to_owned(), carrier.to_owned()]);
         }
-        let agent_start = (dir.join("agent.log"), args, plan.namespace.map(|namespace| namespace.name.clone()));
+        let agent_start = AgentStart {
+            program: of_release(plan.agent_of, "towline-agent"),
+            log: dir.join("agent.log"),
+            args,
+            namespace: plan.namespace.map(|namespace| namespace.name.clone()),
+        };
         let agent = start_agent(&agent_start)?;
         stacks().push((dir.clone(), info["admin"].as_str().unwrap_or_default().to_owned()));
         Ok(Self {
@@ -170,6 +192,7 @@ impl Stack {
             kubeconfigs: Mutex::default(),
             agent_start,
             dev_args: plan.dev_args.iter().map(|arg| (*arg).to_owned()).collect(),
+            gateway_of: plan.gateway_of.map(Path::to_owned),
         })
     }
 
@@ -189,7 +212,7 @@ impl Stack {
         keep_metrics(&self.dir, &self.text("admin"));
         gateway.kill();
         let args: Vec<&str> = self.dev_args.iter().map(String::as_str).collect();
-        let (program, _) = start_gateway(&self.dir, &self.authority(), &args)?;
+        let (program, _) = start_gateway(&self.dir, &self.authority(), &args, self.gateway_of.as_deref())?;
         *gateway = program;
         Ok(())
     }
@@ -384,9 +407,14 @@ fn admin_call(listener: &str, method: &str, path: &str) -> anyhow::Result<String
     Ok(body.to_owned())
 }
 
-fn start_gateway(dir: &Path, listen: &str, more: &[&str]) -> anyhow::Result<(Program, Value)> {
+/// A program of another release, or of this build.
+fn of_release(folder: Option<&Path>, name: &str) -> PathBuf {
+    folder.map_or_else(|| binary(name), |folder| folder.join(name))
+}
+
+fn start_gateway(dir: &Path, listen: &str, more: &[&str], folder: Option<&Path>) -> anyhow::Result<(Program, Value)> {
     let state = dir.join("state");
-    let mut command = Command::new(binary("towline"));
+    let mut command = Command::new(of_release(folder, "towline"));
     command
         .arg("dev")
         .arg("--state")
@@ -401,12 +429,12 @@ fn start_gateway(dir: &Path, listen: &str, more: &[&str]) -> anyhow::Result<(Pro
     Ok((program, info))
 }
 
-fn start_agent((log, args, namespace): &(PathBuf, Vec<String>, Option<String>)) -> anyhow::Result<Program> {
+fn start_agent(AgentStart { program, log, args, namespace }: &AgentStart) -> anyhow::Result<Program> {
     let mut command = match namespace {
-        None => Command::new(binary("towline-agent")),
+        None => Command::new(program),
         Some(name) => {
             let mut command = Command::new("ip");
-            command.args(["netns", "exec", name]).arg(binary("towline-agent"));
+            command.args(["netns", "exec", name]).arg(program);
             command
         }
     };
