@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 use types::ids::{ClusterKey, RequestId};
 
-use crate::{core::Core, reload::Reloader, sessions::EndReason};
+use crate::{core::Core, reload::Reloader, sessions::EndReason, upgrades};
 
 /// Sessions in one list.
 const LIST: usize = 10_000;
@@ -45,6 +45,9 @@ pub fn router(core: Arc<Core>, reloader: Arc<Reloader>, log_level: Option<LogLev
         .route("/sessions", get(sessions))
         .route("/sessions/{id}", delete(end_session))
         .route("/tunnels", get(tunnels))
+        .route("/upgrades", get(upgrades_status))
+        .route("/upgrades/pause", post(pause_upgrades))
+        .route("/upgrades/resume", post(resume_upgrades))
         .route("/agents/{cluster}/metrics", get(agent_metrics))
         .route("/agents/{cluster}/logs", get(agent_logs))
         .layer(middleware::from_fn_with_state(loopback, no_browsers))
@@ -169,6 +172,40 @@ async fn tunnels(State(admin): Shared) -> Json<Value> {
         })
         .collect();
     Json(json!({ "tunnels": entries }))
+}
+
+/// How far the automatic upgrades of agents are.
+async fn upgrades_status(State(admin): Shared) -> Response {
+    let Some(control) = &admin.core.control else { return no_api() };
+    match upgrades::status(control).await {
+        Ok(status) => Json(status).into_response(),
+        Err(error) => not_done(&error),
+    }
+}
+
+async fn pause_upgrades(State(admin): Shared) -> Response {
+    let Some(control) = &admin.core.control else { return no_api() };
+    match upgrades::pause(control).await {
+        Ok(()) => "paused\n".into_response(),
+        Err(error) => not_done(&error),
+    }
+}
+
+async fn resume_upgrades(State(admin): Shared) -> Response {
+    let Some(control) = &admin.core.control else { return no_api() };
+    match upgrades::resume(control).await {
+        Ok(()) => "resumed\n".into_response(),
+        Err(error) => not_done(&error),
+    }
+}
+
+fn no_api() -> Response {
+    (StatusCode::NOT_IMPLEMENTED, "this gateway has no resource API ([api]), and upgrades no agents\n").into_response()
+}
+
+fn not_done(error: &str) -> Response {
+    tracing::error!(error, "a question about upgrades of agents cannot be answered");
+    (StatusCode::INTERNAL_SERVER_ERROR, format!("the store cannot be read or written: {error}\n")).into_response()
 }
 
 /// What the agents of a cluster pushed last; the cluster by its key, as its address has it.

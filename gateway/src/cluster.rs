@@ -1,6 +1,7 @@
 //! What is known of a registered cluster, and what its agents' certificates must say: words that the request stages,
 //! the tunnels and the resource API share.
 
+pub mod upgrade;
 pub mod wanted;
 
 use std::sync::Arc;

@@ -5,6 +5,7 @@ pub mod agents;
 pub mod api;
 pub mod issuer;
 pub mod reference;
+pub mod upgrades;
 pub mod webhook;
 
 use std::{

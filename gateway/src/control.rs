@@ -3,7 +3,7 @@
 pub mod challenges;
 pub mod logs;
 pub mod objects;
-mod tell;
+pub mod tell;
 pub mod throttle;
 pub mod turns;
 pub mod work;

@@ -70,6 +70,9 @@ pub fn cloud_event(event: &Event, source: &str) -> Value {
             data[name] = status.as_str().into();
         }
     }
+    for (name, value) in event.detail.iter().filter_map(Value::as_object).flatten() {
+        data[name] = value.clone();
+    }
     json!({
         "specversion": "1.0",
         "id": event.number.to_string(),
@@ -197,6 +200,7 @@ mod tests {
             at_ms: 1_800_000_000_000,
             status: Some("Offline".to_owned()),
             before: Some("Connected".to_owned()),
+            detail: None,
         };
         let expected = json!({
             "specversion": "1.0", "id": "7", "source": "https://gw", "type": "io.towline.cluster.connectivity",

@@ -20,6 +20,7 @@
 //! | [`api`] | the resource API: one request's way through it |
 //! | [`tunnels`] | listeners for agents, the hello, sessions of tunnels |
 //! | [`rollout`] | one resource for many clusters, wave by wave |
+//! | [`upgrades`] | another version of the agents for many clusters, wave by wave |
 //! | [`agents`] | what agents ask beside: certificates, heartbeats, desired state |
 //! | **what they share, live** | |
 //! | [`core`] | the parts of a running gateway |
@@ -53,6 +54,7 @@
 //! | [`stored`], [`object`], [`managed`] | what is the same in kept resources of all kinds, of those that agents follow, and of those that a fleet assignment made |
 //! | [`places`], [`rate`] | places that no few addresses take all of; how often somebody may ask |
 //! | [`metrics`] | every metric, named and described once |
+//! | [`skew`] | which versions of agents are served |
 //! | [`files`] | state files: private, replaced whole, watched |
 //! | [`aside`] | long work on threads of its own |
 //! | [`guid`], [`instants`], [`random`], [`shards`] | GUIDs, instants, random bytes, a map of which a changed copy costs little |
@@ -105,11 +107,13 @@ pub mod roll_over;
 pub mod rollout;
 pub mod sessions;
 pub mod shards;
+pub mod skew;
 pub mod snapshot;
 pub mod store;
 pub mod stored;
 pub mod trust;
 pub mod tunnels;
+pub mod upgrades;
 pub mod webhooks;
 
 use std::{
@@ -382,6 +386,8 @@ impl Gateway {
                 tasks.spawn("webhook", told);
             }
             tasks.spawn("operations", Arc::clone(control).work(WORKS, core.shutdown.clone()));
+            let upgrading = upgrades::run(Arc::clone(control), Arc::clone(&core.metrics), core.shutdown.clone());
+            tasks.spawn("upgrades", upgrading);
             let rollouts = Rollouts::new(Arc::clone(&core.audit), Arc::clone(&core.metrics));
             tasks.spawn("rollouts", rollouts.run(Arc::clone(control), core.shutdown.clone()));
         }

@@ -13,6 +13,7 @@ use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle, 
 use tunnel::transport::CarrierKind;
 
 use self::labels::{Cause, Stage};
+use crate::skew::{self, Skew};
 
 /// A number of open things. Goes back to 0 when all are closed.
 pub struct Open {
@@ -69,6 +70,8 @@ pub struct Metrics {
     pub handshakes: std::sync::Arc<Open>,
     /// Tunnels by carrier, in the order of [`CARRIERS`].
     tunnels: [std::sync::Arc<Open>; CARRIERS.len()],
+    /// Tunnels by the versions of their agents, in the order of [`Skew::ALL`].
+    tunnels_of: [std::sync::Arc<Open>; Skew::ALL.len()],
     /// Time from a request's head to its answer's head, in seconds.
     pub answer_seconds: Histogram,
     /// Bytes from users to clusters.
@@ -99,6 +102,11 @@ const ANSWER_BUCKETS: [f64; 14] =
 const REFUSED: &str = "gateway_connections_refused_total";
 const ENROLMENTS: &str = "gateway_enrolments_total";
 const OPEN_TUNNELS: &str = "gateway_tunnels_open";
+const TUNNELS_OF_VERSION: &str = "gateway_tunnels_by_agent_version";
+const HELLOS: &str = "gateway_hellos_total";
+const BUILD: &str = "gateway_build_info";
+const UPGRADES: &str = "gateway_agent_upgrades_total";
+const UPGRADE_CLUSTERS: &str = "gateway_upgrade_clusters";
 
 impl Default for Metrics {
     fn default() -> Self {
@@ -127,6 +135,11 @@ impl Metrics {
         describe("gateway_sessions_open", "Sessions that are re-authorised");
         describe("gateway_handshakes_open", "TLS and hello handshakes going on");
         describe(OPEN_TUNNELS, "Tunnels that are up, by carrier");
+        describe(TUNNELS_OF_VERSION, "Tunnels that are up, by how the version of their agents fits the gateway's");
+        describe(BUILD, "1, with the version of the gateway");
+        describe(UPGRADE_CLUSTERS, "Clusters by how far the automatic upgrade of their agents is");
+        let build = vec![Label::from_static_parts("version", skew::OWN)];
+        recorder.register_gauge(&Key::from_parts(BUILD, build), &METADATA).set(1.0);
         let count = |name: &'static str, text: &'static str| {
             recorder.describe_counter(KeyName::from(name), None, text.into());
             recorder.register_counter(&Key::from_name(name), &METADATA)
@@ -137,6 +150,16 @@ impl Metrics {
             "User requests by the stage that ended them and status".into(),
         );
         recorder.describe_counter(REFUSED.into(), None, "Connections that ended without a request, by cause".into());
+        recorder.describe_counter(
+            HELLOS.into(),
+            None,
+            "Agents that proved their cluster in a hello, by how their version fits the gateway's".into(),
+        );
+        recorder.describe_counter(
+            UPGRADES.into(),
+            None,
+            "What clusters told of upgrades of their agents, by state".into(),
+        );
         recorder.describe_counter(ENROLMENTS.into(), None, "Clusters that asked for a certificate, by outcome".into());
         recorder.describe_histogram(ANSWER_SECONDS.into(), Some(Unit::Seconds), "Head to answer's head".into());
         Self {
@@ -146,6 +169,8 @@ impl Metrics {
             sessions: open("gateway_sessions_open", vec![]),
             handshakes: open("gateway_handshakes_open", vec![]),
             tunnels: CARRIERS.map(|kind| open(OPEN_TUNNELS, vec![Label::from_static_parts("carrier", kind.as_str())])),
+            tunnels_of: Skew::ALL
+                .map(|skew| open(TUNNELS_OF_VERSION, vec![Label::from_static_parts("state", skew.as_str())])),
             answer_seconds: recorder.register_histogram(&Key::from_name(ANSWER_SECONDS), &METADATA),
             bytes_up: count("gateway_bytes_up_total", "Body and upgraded bytes from users to clusters"),
             bytes_down: count("gateway_bytes_down_total", "Body and upgraded bytes from clusters to users"),
@@ -211,6 +236,30 @@ impl Metrics {
     pub fn tunnels(&self, kind: CarrierKind) -> &std::sync::Arc<Open> {
         let index = CARRIERS.iter().position(|other| *other == kind).unwrap_or(0);
         &self.tunnels[index]
+    }
+
+    /// The gauge of tunnels whose agents' versions fit so.
+    pub fn tunnels_of(&self, skew: Skew) -> &std::sync::Arc<Open> {
+        &self.tunnels_of[skew as usize]
+    }
+
+    /// Counts a hello of an agent whose version fits so.
+    pub fn hello(&self, skew: Skew) {
+        let labels = vec![Label::from_static_parts("state", skew.as_str())];
+        self.recorder.register_counter(&Key::from_parts(HELLOS, labels), &METADATA).increment(1);
+    }
+
+    /// Counts what a cluster told of an upgrade of its agents.
+    pub fn upgrade_told(&self, state: &'static str) {
+        let labels = vec![Label::from_static_parts("state", state)];
+        self.recorder.register_counter(&Key::from_parts(UPGRADES, labels), &METADATA).increment(1);
+    }
+
+    /// Sets how many clusters are so far in the automatic upgrade of their agents.
+    pub fn upgrade_clusters(&self, state: &'static str, count: usize) {
+        let labels = vec![Label::from_static_parts("state", state)];
+        #[expect(clippy::cast_precision_loss, reason = "far fewer clusters than 2^52")]
+        self.recorder.register_gauge(&Key::from_parts(UPGRADE_CLUSTERS, labels), &METADATA).set(count as f64);
     }
 
     /// All tunnels that are up.

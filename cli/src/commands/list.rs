@@ -23,6 +23,7 @@ const COLUMNS: &[Column] = &[
     ("Nodes", "/properties/totalNodeCount"),
     ("Distribution", "/properties/distribution"),
     ("Agent", "/properties/agentVersion"),
+    ("AgentIs", "/properties/miscellaneousProperties/agentVersionState"),
     ("Tags", "/tags"),
 ];
 

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::{
     CommonArgs,
-    clusters::{DETAILS, NamedCluster, rewrite, with_group},
+    clusters::{DETAILS, NamedCluster, with_group},
     connect::{AgentProxyArgs, Update, update_agents},
     tags::TagArgs,
 };
@@ -65,8 +65,11 @@ pub async fn run(args: Args) -> Outcome {
             body["properties"][name] = value.as_str().into();
         }
     }
+    if let Some(on) = args.auto_upgrade {
+        body["properties"]["arcAgentProfile"]["agentAutoUpgrade"] = if on { "Enabled" } else { "Disabled" }.into();
+    }
     let agents = Update::read(&args.kube, &args.proxy, args.upgrade, args.wait.wait())?;
-    if body == json!({}) && args.auto_upgrade.is_none() && agents.is_none() {
+    if body == json!({}) && agents.is_none() {
         return Err(Failure::usage(anyhow!("nothing to change was given"))
             .hint("such as --tags team=web; towline update --help"));
     }
@@ -77,12 +80,6 @@ pub async fn run(args: Args) -> Outcome {
         update_agents(agents, &context, &id).await?;
     }
     let mut shown = Value::Null;
-    if let Some(on) = args.auto_upgrade {
-        let word = if on { "Enabled" } else { "Disabled" };
-        shown =
-            rewrite(&api, &id, |cluster| cluster["properties"]["arcAgentProfile"]["agentAutoUpgrade"] = word.into())
-                .await?;
-    }
     if body != json!({}) {
         let answer = api.patch(&target, &body).await?;
         shown = api.followed(answer, &target, &format!("updating {}", args.cluster.name), Wait::default()).await?;

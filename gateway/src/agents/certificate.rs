@@ -19,10 +19,11 @@ use crate::{
     api_error::ApiError,
     cluster::{Gone, Named},
     config::agents::LONGEST_CERTIFICATE,
-    control::Control,
+    control::{Control, tell},
     instants::{instant, milliseconds},
     metrics::Enrolled,
     resources::connected_cluster::{self as cluster, fingerprint, key_name},
+    skew::{self, Skew},
     store::{
         agents::{Certified, Kept},
         resources::Stored,
@@ -84,6 +85,11 @@ async fn enrolled(call: &Call, visitor: &Visitor) -> Result<Reply, ApiError> {
     let (Some(key), Some((stored, row))) = (key, found) else { return Err(not_proved()) };
     if stored.is_deleting() {
         return Err(deleted(&id));
+    }
+    if skew::judge(&message.agent_version) == Skew::TooOld {
+        tell::of_version(control, &id, &message.agent_version).await;
+        let message = skew::refusal(&message.agent_version);
+        return Err(ApiError::bad_request(codes::AGENT_TOO_OLD, message).at("agentVersion"));
     }
     let Some(principal) = cluster::principal(&stored) else {
         let message = format!("The resource {id} has no identity; write it with identity.type SystemAssigned.");

@@ -3,10 +3,17 @@
 
 use http::StatusCode;
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
-use types::agent_api::{AgentError, Heartbeat, HeartbeatAnswer, codes};
+use types::agent_api::{AgentError, Heartbeat, HeartbeatAnswer, Upgrade, codes};
 
 use super::{Agent, Call, Reply, certificate::later, desired::wanted};
-use crate::{api_error::ApiError, instants::instant, store::agents::Kept};
+use crate::{
+    api_error::ApiError,
+    cluster::upgrade::{State, mark},
+    control::tell,
+    instants::instant,
+    skew::{self, Skew},
+    store::agents::Kept,
+};
 
 /// When the next one is expected. Five minutes at most (C6).
 const NEXT_SECONDS: u64 = 240;
@@ -65,6 +72,16 @@ async fn keep(call: &Call, agent: &Agent, told: &Heartbeat, now_ms: i64) -> Resu
         let of = (key, agent.cluster.agents.principal());
         call.control.store.put_authority(of, agent.authority.as_deref()).await?;
     }
+    // What differs from what events told last is told; nothing is written for what does not.
+    let fits = skew::judge(&told.agent_version).event();
+    if known.told_version.as_deref().unwrap_or(Skew::Current.as_str()) != fits {
+        tell::of_version(&call.control, &agent.cluster.id, &told.agent_version).await;
+    }
+    if let Some(upgrade) = &told.upgrade
+        && known.told_upgrade.as_deref() != Some(mark(upgrade).as_str())
+    {
+        tell::of_upgrade(&call.control, &call.core.metrics, &agent.cluster.id, upgrade).await;
+    }
     let facts = serde_json::to_value(told).map_err(ApiError::internal)?;
     if known.facts == facts && known.kube_system_uid.as_deref() == uid {
         // Nothing new but that it is there, which is kept together with others'.
@@ -111,20 +128,45 @@ fn checked(mut told: Heartbeat, now_ms: i64) -> Result<Heartbeat, ApiError> {
     for error in &mut told.errors {
         check_error(error, now_ms)?;
     }
+    if let Some(upgrade) = &mut told.upgrade {
+        check_upgrade(upgrade, now_ms)?;
+    }
     Ok(told)
 }
 
+fn check_upgrade(upgrade: &mut Upgrade, now_ms: i64) -> Result<(), ApiError> {
+    if upgrade.version.contains(' ') || !is_name(&upgrade.version) || !is_name(&upgrade.reason) {
+        return Err(refused(
+            "upgrade",
+            &format!("a version without blanks and a reason, at most {NAME} characters each"),
+        ));
+    }
+    upgrade.time = past("upgrade.time", &upgrade.time, now_ms)?;
+    State::of(upgrade).as_str().clone_into(&mut upgrade.state);
+    upgrade.message = shortened(&upgrade.message);
+    Ok(())
+}
+
 fn check_error(error: &mut AgentError, now_ms: i64) -> Result<(), ApiError> {
-    let at = OffsetDateTime::parse(&error.time, &Rfc3339)
-        .map_err(|_| refused("errors[].time", "an instant such as 2030-01-31T12:00:00Z"))?;
+    let time = past("errors[].time", &error.time, now_ms)?;
     if !is_name(&error.severity) || !is_name(&error.component) {
         return Err(refused("errors[]", &format!("severity and component of at most {NAME} characters")));
     }
-    // By an agent's clock, which may go ahead.
-    let at_ms = i64::try_from(at.unix_timestamp_nanos() / 1_000_000).unwrap_or(now_ms);
-    error.time = instant(at_ms.clamp(0, now_ms));
-    error.message = error.message.chars().filter(|c| !c.is_control()).take(MESSAGE).collect();
+    error.time = time;
+    error.message = shortened(&error.message);
     Ok(())
+}
+
+/// An instant by an agent's clock, which may go ahead.
+fn past(name: &str, time: &str, now_ms: i64) -> Result<String, ApiError> {
+    let at =
+        OffsetDateTime::parse(time, &Rfc3339).map_err(|_| refused(name, "an instant such as 2030-01-31T12:00:00Z"))?;
+    let at_ms = i64::try_from(at.unix_timestamp_nanos() / 1_000_000).unwrap_or(now_ms);
+    Ok(instant(at_ms.clamp(0, now_ms)))
+}
+
+fn shortened(message: &str) -> String {
+    message.chars().filter(|c| !c.is_control()).take(MESSAGE).collect()
 }
 
 fn is_name(text: &str) -> bool {
@@ -171,6 +213,27 @@ mod tests {
             (json!({"errors": [error("yesterday", "m")]}), "errors[].time"),
         ] {
             assert_eq!(check(change.clone()).unwrap_err(), target, "{change}");
+        }
+    }
+
+    #[test]
+    fn u1_what_is_told_of_an_upgrade_is_bounded_and_an_unknown_state_is_running() {
+        let upgrade = |version: &str, state: &str, time: &str| json!({"upgrade": {"version": version, "state": state, "time": time, "message": "m".repeat(3 * MESSAGE)}});
+        let kept = check(upgrade("0.3.0", "Dancing", "2099-01-01T00:00:00Z")).unwrap().upgrade.unwrap();
+        assert_eq!(
+            (kept.state.as_str(), kept.time.as_str()),
+            ("Running", "2027-01-15T08:00:00Z"),
+            "never of the future"
+        );
+        assert_eq!(kept.message.chars().count(), MESSAGE);
+        let kept = check(upgrade("0.3.0", "RolledBack", "2027-01-15T07:00:00Z")).unwrap().upgrade.unwrap();
+        assert_eq!((kept.state.as_str(), kept.time.as_str()), ("RolledBack", "2027-01-15T07:00:00Z"));
+        for (bad, target) in [
+            (upgrade("0.3.0", "Running", "now"), "upgrade.time"),
+            (upgrade("0.3 0", "Running", "2027-01-15T07:00:00Z"), "upgrade"),
+            (upgrade(&"0".repeat(NAME + 1), "Running", "2027-01-15T07:00:00Z"), "upgrade"),
+        ] {
+            assert_eq!(check(bad.clone()).unwrap_err(), target, "{bad}");
         }
     }
 

@@ -27,6 +27,7 @@ mod semantics;
 mod sessions;
 mod size;
 mod source_control_configurations;
+mod upgrades;
 
 use super::*;
 use crate::{
@@ -117,6 +118,7 @@ impl Bench {
             secret_files: Vec::new(),
             webhooks: Vec::new(),
             catalogue_dir: Some(folder.path().join("catalogue")).filter(|catalogue| catalogue.exists()),
+            upgrades: crate::config::upgrades::Upgrades::default(),
             reads_per_minute: 12_000,
             writes_per_minute: 60,
         };

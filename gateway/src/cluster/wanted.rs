@@ -4,6 +4,7 @@
 use serde_json::{Map, Value};
 use types::api::ErrorDetail;
 
+use super::upgrade::{self, Noted};
 use crate::{store::resources::Stored, stored::properties};
 
 /// The feature that lets users through; its setting `enabled` is `"true"` or `"false"`.
@@ -40,10 +41,11 @@ impl Wanted {
             revision: stored.revision,
             cluster_connect: !private && !off && !stored.is_deleting(),
             azure_rbac: within("aadProfile", "enableAzureRBAC").is_some_and(|on| *on == true),
-            agent_version: within("arcAgentProfile", "desiredAgentVersion")
-                .and_then(Value::as_str)
-                .filter(|version| !version.is_empty())
-                .map(str::to_owned),
+            agent_version: if upgrade::is_automatic(properties) {
+                Noted::of(properties).target
+            } else {
+                upgrade::desired(properties).map(str::to_owned)
+            },
         }
     }
 
@@ -126,11 +128,22 @@ mod tests {
     }
 
     #[test]
+    fn u2_a_person_or_the_gateway_says_which_version_agents_should_have_never_both() {
+        let properties = |auto: &str| {
+            json!({
+                "arcAgentProfile": {"agentAutoUpgrade": auto, "desiredAgentVersion": "0.2.1"},
+                "miscellaneousProperties": {"targetAgentVersion": "0.2.2"},
+            })
+        };
+        assert_eq!(wanted(properties("Enabled")).agent_version.as_deref(), Some("0.2.2"));
+        assert_eq!(wanted(properties("Disabled")).agent_version.as_deref(), Some("0.2.1"));
+    }
+
+    #[test]
     fn what_says_the_same_keeps_its_revision() {
-        let wished =
-            json!({"aadProfile": {"enableAzureRBAC": true}, "arcAgentProfile": {"desiredAgentVersion": "1.2"}});
+        let wished = json!({"aadProfile": {"enableAzureRBAC": true}, "miscellaneousProperties": {"targetAgentVersion": "1.2.0"}});
         let now = wanted(wished);
-        assert_eq!((now.azure_rbac, now.agent_version.as_deref()), (true, Some("1.2")));
+        assert_eq!((now.azure_rbac, now.agent_version.as_deref()), (true, Some("1.2.0")));
         let known = Wanted { revision: 3, ..now.clone() };
         assert_eq!(now.clone().or_known(Some(&known)), known);
         let other = Wanted { azure_rbac: false, ..known };

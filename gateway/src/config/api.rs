@@ -8,7 +8,10 @@ use types::ids::ClusterId;
 use url::Url;
 
 use crate::{
-    config::webhook::{Webhook, address, secret},
+    config::{
+        upgrades::Upgrades,
+        webhook::{Webhook, address, secret},
+    },
     store::{
         events::{Kind, type_of},
         sqlite_url,
@@ -40,6 +43,8 @@ pub struct Api {
     pub webhooks: Vec<Webhook>,
     /// The folder of the catalogue that clusters install extensions from.
     pub catalogue_dir: Option<PathBuf>,
+    /// Automatic upgrades of clusters' agents.
+    pub upgrades: Upgrades,
     /// How often one principal may read in one subscription: so many in a minute, and as many at once (feature N5).
     pub reads_per_minute: u32,
     /// The same of writes, and again of deletions.
@@ -144,6 +149,7 @@ impl Api {
         }
         let webhooks = webhooks(&mut section, &mut secret_files, faults);
         let catalogue_dir = section.path("catalogue_dir", faults);
+        let upgrades = Upgrades::read(section.section("upgrades", faults), faults);
         let reads_per_minute = section.number("reads_per_minute", 1..=u32::MAX, faults);
         let writes_per_minute = section.number("writes_per_minute", 1..=u32::MAX, faults);
         section.end(faults);
@@ -159,6 +165,7 @@ impl Api {
             secret_files,
             webhooks,
             catalogue_dir,
+            upgrades,
             reads_per_minute: reads_per_minute.unwrap_or(READS_PER_MINUTE),
             writes_per_minute: writes_per_minute.unwrap_or(WRITES_PER_MINUTE),
         })

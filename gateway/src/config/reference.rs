@@ -38,6 +38,12 @@ pub const TABLES: &[Table] = &[
         API,
     ),
     many("api.subscriptions", "What resources are in.", SUBSCRIPTIONS),
+    table(
+        "api.upgrades",
+        false,
+        "Automatic upgrades of clusters' agents, to versions of the catalogue's type towline.agent (docs/upgrades.md).",
+        UPGRADES,
+    ),
     many("api.webhooks", "Who is told what happens to clusters, by signed CloudEvents. At most 16.", WEBHOOKS),
     table("issuer", false, "The built-in issuer; without it everybody signs in elsewhere. Needs [api].", ISSUER),
     many("issuers", "Who may issue users' tokens, the built-in one too. Agents need the same tables.", ISSUER_KEYS),
@@ -188,6 +194,23 @@ const API: &[Key] = &[
     Key::default("writes_per_minute", "6000", "The same of writes, and again of deletions."),
 ];
 
+const UPGRADES: &[Key] = &[
+    Key::default("automatic", "true", "Whether any cluster gets another version by itself."),
+    Key::default("train", "\"Stable\"", "The release train of the catalogue that versions are taken from."),
+    Key::default("at_once_percent", "10", "Of a hundred clusters, how many are upgraded at once; one in any case."),
+    Key::default(
+        "max_failures_percent",
+        "2",
+        "Of a hundred clusters, how many may fail before the upgrade to a version is paused.",
+    ),
+    Key::example(
+        "window",
+        "\"22:00-04:00\"",
+        "When upgrades begin, HH:MM-HH:MM in UTC; over midnight it belongs to the day on which it opens. Without it at any time.",
+    ),
+    Key::example("days", "[\"sat\", \"sun\"]", "On which days; without it on all."),
+];
+
 const SUBSCRIPTIONS: &[Key] = &[
     Key::required("id", "\"00000000-0000-4000-8000-000000000002\"", "Its GUID."),
     Key::example("name", "\"default\"", "Its display name; without it its id."),
@@ -203,7 +226,7 @@ const WEBHOOKS: &[Key] = &[
     Key::example(
         "types",
         "[\"io.towline.cluster.connectivity\"]",
-        "Which events: io.towline.cluster.created, .connectivity, .deleted; without it all.",
+        "Which events: io.towline.cluster.created, .connectivity, .deleted, .agentversion, .agentupgrade; without it all.",
     ),
     Key::example(
         "ca_file",

@@ -1,5 +1,6 @@
 //! Connected clusters: `Microsoft.Kubernetes/connectedClusters` (docs/features.md R1-R5, R12, C1-C5).
 
+use ::catalogue::version::Version;
 use auth::rbac::{Action, Plane, Scope};
 use aws_lc_rs::{
     digest,
@@ -22,6 +23,7 @@ use crate::{
     api_error::ApiError,
     cluster::{
         Agents,
+        upgrade::{self, Noted},
         wanted::{self, Wanted},
     },
     connectivity::Status,
@@ -31,6 +33,7 @@ use crate::{
     instants::instant,
     random,
     resources::filter,
+    skew::{self, Skew},
     store::resources::Stored,
     stored::{properties, properties_mut},
 };
@@ -121,7 +124,11 @@ const SCHEMA: &[Property] = &[
     Property::new("identity", Type::Object(IDENTITY)).required(),
     Property::new("properties", Type::Object(PROPERTIES)).required(),
 ];
+/// Beyond what Azure's PATCH has, so that a switch of upgrades needs no read before it.
+const PATCH_PROFILE: &[Property] =
+    &[Property::new("desiredAgentVersion", Type::Text), Property::new("agentAutoUpgrade", Type::Words(SWITCH))];
 const PATCH_PROPERTIES: &[Property] = &[
+    Property::new("arcAgentProfile", Type::Object(PATCH_PROFILE)),
     Property::new("distribution", Type::Text),
     Property::new("distributionVersion", Type::Text),
     Property::new("azureHybridBenefit", Type::Words(BENEFIT)),
@@ -166,6 +173,29 @@ impl Kind for ConnectedClusters {
 
     fn patch_schema(&self) -> Option<&'static [Property]> {
         Some(PATCH)
+    }
+
+    fn merge(&self, body: &mut Map<String, Value>, part: &Map<String, Value>) {
+        for (name, value) in part {
+            let (true, Some(new)) = (name == "properties", value.as_object()) else {
+                body.insert(name.clone(), value.clone());
+                continue;
+            };
+            let own = properties_mut(body);
+            for (name, value) in new {
+                match (name.as_str(), value) {
+                    // Of the agents' profile what is named alone: the rest of it is not for a PATCH.
+                    ("arcAgentProfile", Value::Object(profile)) => {
+                        let kept = own.entry(name).or_insert_with(|| json!({}));
+                        if !kept.is_object() {
+                            *kept = json!({});
+                        }
+                        kept.as_object_mut().into_iter().for_each(|kept| kept.extend(profile.clone()));
+                    }
+                    _ => drop(own.insert(name.clone(), value.clone())),
+                }
+            }
+        }
     }
 
     fn check_name(&self, name: &str) -> Result<(), ErrorDetail> {
@@ -245,6 +275,7 @@ impl Kind for ConnectedClusters {
                     properties_mut(body).insert(name.to_owned(), value.clone());
                 }
             }
+            check_desired_version(properties_mut(body), old.and_then(properties), writing).await?;
             if let Some(old) = old.and_then(properties)
                 && let Some(agent) = writing.control.store.agent(writing.id.key()).await?
             {
@@ -294,6 +325,59 @@ impl Kind for ConnectedClusters {
             credential::credential(acting)
         })
     }
+}
+
+/// The version that a person wants the agents to have, where it is another one than before: agents that are not upgraded
+/// by themselves get it at once, so it is refused where it cannot be had. With automatic upgrades it does not count, as
+/// clients send it beside `Enabled`.
+async fn check_desired_version(
+    own: &mut Map<String, Value>,
+    old: Option<&Map<String, Value>>,
+    writing: &Writing<'_>,
+) -> Result<(), ApiError> {
+    if upgrade::is_automatic(own) {
+        return Ok(());
+    }
+    // What the gateway chose before counts no more, and is chosen anew when it may.
+    Noted::of(own).without_target().keep(own);
+    let Some(desired) = upgrade::desired(own) else { return Ok(()) };
+    if old.and_then(upgrade::desired) == Some(desired) {
+        return Ok(());
+    }
+    let refused = |why: String| {
+        let message = format!("The agents cannot be given version '{desired}': {why}.");
+        Err(ApiError::bad_request("InvalidAgentVersion", message).at("properties.arcAgentProfile.desiredAgentVersion"))
+    };
+    let Ok(version) = desired.parse::<Version>() else {
+        return refused("it is not a version such as 1.2.3".to_owned());
+    };
+    if skew::judge(desired) == Skew::TooOld {
+        return refused(format!(
+            "this gateway, {}, serves agents from version {} on",
+            skew::OWN,
+            skew::oldest_served()
+        ));
+    }
+    let agent = writing.control.store.agent(writing.id.key()).await?;
+    let running = agent.as_ref().and_then(|agent| agent.facts.get("agentVersion")).and_then(Value::as_str);
+    if let Some(running) = running.filter(|running| !skew::may_change(running, desired)) {
+        return refused(format!(
+            "they have {running}, and a downgrade of more than {} minor version is not supported; connect the cluster again with the older version instead",
+            skew::MINORS_BEHIND
+        ));
+    }
+    let index = writing.control.catalogue();
+    let kind = index.as_ref().and_then(|index| index.types.iter().find(|kind| kind.name == upgrade::TYPE));
+    if let Some(kind) = kind.filter(|kind| !kind.versions.iter().any(|release| release.version.is(&version))) {
+        const NAMED: usize = 10;
+        let known: Vec<String> = kind.versions.iter().take(NAMED).map(|release| release.version.to_string()).collect();
+        return refused(format!(
+            "the gateway's catalogue has no such version of {}; it has {}",
+            upgrade::TYPE,
+            known.join(", ")
+        ));
+    }
+    Ok(())
 }
 
 /// The public key that a kept cluster's agents prove possession of: DER.

@@ -19,6 +19,7 @@ use super::{
 };
 use crate::{
     api_error::ApiError,
+    cluster::upgrade,
     control::objects::Followed,
     random,
     resources::filter,
@@ -288,6 +289,13 @@ fn catalogued(own: &mut Map<String, Value>, index: &Index) -> Result<(), ApiErro
         Err(ApiError::bad_request(code, message).at(format!("properties.{at}")))
     };
     let name = &text("extensionType").unwrap_or_default();
+    // As an extension they would be a second installation beside the agents that install it.
+    if name.eq_ignore_ascii_case(upgrade::TYPE) {
+        let message = format!(
+            "'{name}' is the cluster's agents, and no extension: properties.arcAgentProfile of the cluster says which version they have."
+        );
+        return wrong("ExtensionTypeNotSupported", message, "extensionType");
+    }
     let Some(kind) = index.extension_type(name) else {
         let known: Vec<_> = index.types.iter().map(|one| one.name.as_str()).take(NAMED).collect();
         let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };

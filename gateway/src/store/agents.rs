@@ -33,6 +33,10 @@ pub struct Agent {
     pub facts: Value,
     /// Which authority the certificate is of that its agents showed last; nothing before the first heartbeat.
     pub authority: Option<String>,
+    /// What events have told last of the version of its agents.
+    pub told_version: Option<String>,
+    /// The same of an upgrade of them: the version and the state.
+    pub told_upgrade: Option<String>,
 }
 
 /// A certificate that was issued for a cluster's identity.
@@ -64,7 +68,7 @@ pub enum Kept {
 
 const AGENT_COLUMNS: &str = "a.agentless, a.first_seen_ms, a.last_seen_ms, a.certificate_begins_ms, \
                              a.certificate_ends_ms, a.certificate_serial, a.certificate_key, a.kube_system_uid, a.facts, \
-                             a.certificate_authority";
+                             a.certificate_authority, a.told_version, a.told_upgrade";
 pub(super) const ONE: &str = "FROM agents a WHERE a.resource_key = $1";
 pub(super) const JOINED: &str = "LEFT JOIN agents a ON a.resource_key = r.resource_key";
 pub(super) const JOINED_ONE: &str = "WHERE r.resource_key = $1";
@@ -453,6 +457,8 @@ fn agent(row: &AnyRow) -> Result<Option<Agent>, StoreError> {
         certificate,
         kube_system_uid: row.try_get("kube_system_uid")?,
         authority: row.try_get("certificate_authority")?,
+        told_version: row.try_get("told_version")?,
+        told_upgrade: row.try_get("told_upgrade")?,
         facts: facts.map_err(|error| StoreError::Row { table: "agents", reason: format!("the facts: {error}") })?,
     }))
 }

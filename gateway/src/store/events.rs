@@ -1,6 +1,7 @@
 //! What happens to clusters, as events: created, another status, deleted. They are numbered without a gap
 //! in the order in which they become visible, and kept, so many at most; who follows asks for those behind a number.
 
+use serde_json::Value;
 use sqlx::{AnyConnection, Row, any::AnyRow};
 
 use super::{Store, StoreError, Together, is_text, resources::below};
@@ -28,6 +29,21 @@ pub struct Event {
     pub status: Option<String>,
     /// The status before; none of one that was created.
     pub before: Option<String>,
+    /// What else is told, an object.
+    pub detail: Option<Value>,
+}
+
+/// What is told of a cluster's agents.
+#[derive(Debug, Clone)]
+pub struct OfAgents<'a> {
+    /// [`Kind::AgentVersion`] or [`Kind::AgentUpgrade`].
+    pub kind: Kind,
+    /// What is so now.
+    pub status: &'a str,
+    /// What is remembered as told: nothing is told again while it is the same.
+    pub mark: &'a str,
+    /// What else is told, an object.
+    pub detail: Value,
 }
 
 /// Kinds of events.
@@ -39,11 +55,16 @@ pub enum Kind {
     Connectivity,
     /// The resource is gone.
     Deleted,
+    /// The version of its agents fits the gateway otherwise than before.
+    AgentVersion,
+    /// An upgrade of its agents has come to another state.
+    AgentUpgrade,
 }
 
 impl Kind {
     /// All of them.
-    pub const ALL: [Self; 3] = [Self::Created, Self::Connectivity, Self::Deleted];
+    pub const ALL: [Self; 5] =
+        [Self::Created, Self::Connectivity, Self::Deleted, Self::AgentVersion, Self::AgentUpgrade];
 
     /// The word in the store.
     pub fn as_str(self) -> &'static str {
@@ -51,6 +72,8 @@ impl Kind {
             Self::Created => "created",
             Self::Connectivity => "connectivity",
             Self::Deleted => "deleted",
+            Self::AgentVersion => "agentversion",
+            Self::AgentUpgrade => "agentupgrade",
         }
     }
 }
@@ -79,12 +102,18 @@ const CANDIDATES: [&str; 13] = [
     "told_status IN ('Connected', 'Connecting', 'Offline', 'AgentNotInstalled') AND certificate_ends_ms <= $1",
 ];
 
-const COLUMNS: &str = "SELECT number, resource_key, id, kind, at_ms, status, before FROM events";
+const COLUMNS: &str = "SELECT number, resource_key, id, kind, at_ms, status, before, detail FROM events";
 pub(super) const BEHIND: &str = "WHERE number > $1 ORDER BY number LIMIT $2";
 pub(super) const OF_CLUSTER: &str = "WHERE resource_key = $3 AND number > $1 ORDER BY number LIMIT $2";
 pub(super) const OF_GROUP: &str = "WHERE group_key = $3 AND number > $1 ORDER BY number LIMIT $2";
 /// Those that a replica of the version before wrote, which knows of no groups.
 pub(super) const OF_NO_GROUP: &str = "WHERE group_key = '' ORDER BY number LIMIT $1";
+
+/// What was told last of a cluster's agents. Nobody is told that a version fits before it did not.
+pub(super) const TOLD_VERSION: &str = "SELECT r.id, COALESCE(a.told_version, 'Current') FROM agents a \
+                                       JOIN resources r ON r.resource_key = a.resource_key WHERE a.resource_key = $1";
+pub(super) const TOLD_UPGRADE: &str = "SELECT r.id, a.told_upgrade FROM agents a \
+                                       JOIN resources r ON r.resource_key = a.resource_key WHERE a.resource_key = $1";
 
 /// Whose events are asked for.
 #[derive(Debug, Clone, Copy)]
@@ -167,7 +196,16 @@ impl Store {
             sqlx::query(sql).bind(&status).bind(now_ms).bind(&key).execute(&mut *connection).await?;
             let kind = if told.is_some() { Kind::Connectivity } else { Kind::Created };
             let id = row.try_get("id")?;
-            let event = Event { number: newest, key, id, kind, at_ms: now_ms, status: Some(status), before: told };
+            let event = Event {
+                number: newest,
+                key,
+                id,
+                kind,
+                at_ms: now_ms,
+                status: Some(status),
+                before: told,
+                detail: None,
+            };
             put(&mut *connection, &event).await?;
         }
         group(&mut *connection).await?;
@@ -175,6 +213,67 @@ impl Store {
         sqlx::query("DELETE FROM events WHERE number <= $1").bind(newest - KEPT).execute(&mut *connection).await?;
         together.commit().await?;
         usize::try_from(newest - before).map_err(|_| broken("the newest number"))
+    }
+
+    /// Tells something of a cluster's agents, unless it is what was told last. Whether it was told now.
+    pub async fn tell_of_agents(&self, key: &str, told: &OfAgents<'_>, now_ms: i64) -> Result<bool, StoreError> {
+        let (read, keep) = match told.kind {
+            Kind::AgentUpgrade => (TOLD_UPGRADE, "UPDATE agents SET told_upgrade = $1 WHERE resource_key = $2"),
+            _ => (TOLD_VERSION, "UPDATE agents SET told_version = $1 WHERE resource_key = $2"),
+        };
+        if !is_text(key) || !is_text(told.mark) || !is_text(told.status) {
+            return Err(broken("what is told of agents"));
+        }
+        // Most often nothing is to be told, for which no writer waits.
+        let known = sqlx::query(read).bind(key).fetch_optional(&self.readers).await?;
+        if known.is_none_or(|row| row.try_get::<Option<String>, _>(1).ok().flatten().as_deref() == Some(told.mark)) {
+            return Ok(false);
+        }
+        let mut together = Together::begin(&self.writers, self.begin()).await?;
+        let connection = together.connection();
+        let sql = "UPDATE event_numbers SET newest = newest RETURNING newest";
+        let newest: i64 = sqlx::query(sql).fetch_one(&mut *connection).await?.try_get(0)?;
+        let row = sqlx::query(read).bind(key).fetch_optional(&mut *connection).await?;
+        let known: Option<(String, Option<String>)> =
+            row.map(|row| Ok::<_, StoreError>((row.try_get(0)?, row.try_get(1)?))).transpose()?;
+        let Some((id, before)) = known.filter(|(_, before)| before.as_deref() != Some(told.mark)) else {
+            together.roll_back().await?;
+            return Ok(false);
+        };
+        sqlx::query(keep).bind(told.mark).bind(key).execute(&mut *connection).await?;
+        let number = newest + 1;
+        // A mark of an upgrade begins with its version.
+        let before = before.and_then(|mark| mark.split(' ').next_back().map(str::to_owned));
+        let event = Event {
+            number,
+            key: key.to_owned(),
+            id,
+            kind: told.kind,
+            at_ms: now_ms,
+            status: Some(told.status.to_owned()),
+            before,
+            detail: Some(told.detail.clone()),
+        };
+        put(&mut *connection, &event).await?;
+        sqlx::query("UPDATE event_numbers SET newest = $1").bind(number).execute(&mut *connection).await?;
+        together.commit().await?;
+        Ok(true)
+    }
+
+    /// What operators have said of upgrades of the fleet's agents.
+    pub async fn upgrades(&self) -> Result<Option<Value>, StoreError> {
+        let row = sqlx::query("SELECT state FROM upgrades WHERE place = 1").fetch_optional(&self.readers).await?;
+        let text: Option<String> = row.map(|row| row.try_get(0)).transpose()?;
+        let wrong = |error| StoreError::Row { table: "upgrades", reason: format!("the state: {error}") };
+        text.map(|text| serde_json::from_str(&text).map_err(wrong)).transpose()
+    }
+
+    /// Keeps what operators have said of them.
+    pub async fn put_upgrades(&self, state: &Value) -> Result<(), StoreError> {
+        let sql = "INSERT INTO upgrades (place, state) VALUES (1, $1) \
+                   ON CONFLICT (place) DO UPDATE SET state = excluded.state";
+        sqlx::query(sql).bind(state.to_string()).execute(&self.writers).await?;
+        Ok(())
     }
 
     /// Up to `rows` events behind a number, oldest first.
@@ -225,7 +324,7 @@ async fn departures(connection: &mut AnyConnection, now_ms: i64) -> Result<Vec<E
         let sql = "DELETE FROM departed WHERE revision = $1 AND resource_key = $2";
         sqlx::query(sql).bind(revision).bind(&key).execute(&mut *connection).await?;
         let (id, before): (String, Option<String>) = (row.try_get(2)?, row.try_get(3)?);
-        let gone = Event { number: 0, key, id, kind: Kind::Deleted, at_ms: now_ms, status: None, before };
+        let gone = Event { number: 0, key, id, kind: Kind::Deleted, at_ms: now_ms, status: None, before, detail: None };
         // One that came and went between two looks came too.
         if gone.before.is_none() {
             events.push(Event { kind: Kind::Created, ..gone.clone() });
@@ -264,8 +363,8 @@ pub(super) async fn depart(connection: &mut AnyConnection, revision: i64, key: &
 }
 
 async fn put(connection: &mut AnyConnection, event: &Event) -> Result<(), StoreError> {
-    let sql = "INSERT INTO events (number, resource_key, id, kind, at_ms, status, before, group_key) \
-               VALUES ($1, $2, $3, $4, $5, $6, $7, $8)";
+    let sql = "INSERT INTO events (number, resource_key, id, kind, at_ms, status, before, group_key, detail) \
+               VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)";
     sqlx::query(sql)
         .bind(event.number)
         .bind(&event.key)
@@ -275,6 +374,7 @@ async fn put(connection: &mut AnyConnection, event: &Event) -> Result<(), StoreE
         .bind(event.status.as_deref())
         .bind(event.before.as_deref())
         .bind(group_of(&event.key))
+        .bind(event.detail.as_ref().map(Value::to_string))
         .execute(connection)
         .await?;
     Ok(())
@@ -294,6 +394,7 @@ fn event(row: &AnyRow) -> Result<Event, StoreError> {
         at_ms: row.try_get("at_ms")?,
         status: row.try_get("status")?,
         before: row.try_get("before")?,
+        detail: row.try_get::<Option<String>, _>("detail")?.and_then(|text| serde_json::from_str(&text).ok()),
     })
 }
 

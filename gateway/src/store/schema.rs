@@ -26,6 +26,7 @@ const MIGRATIONS: &[(&str, &str)] = &[
     ("statuses", include_str!("schema/11_statuses.sql")),
     ("parts", include_str!("schema/12_parts.sql")),
     ("log lines", include_str!("schema/13_log_lines.sql")),
+    ("upgrades", include_str!("schema/14_upgrades.sql")),
 ];
 
 /// How many this program knows.
@@ -88,6 +89,7 @@ mod tests {
         "1680884c30f0fa6a44f39faa6fe4c0bf10b163bde82657ae41d9973da657c40f",
         "e5334f732693aebf1caeef36eaf1da0fb46934698be193121dcf929867fb1869",
         "33023e65a79f07d1a6f775e6c878509a0eb41e28881c0cb9de9f4e159c8246d6",
+        "3f8ac3da4256264b5c3f5db9632bcf4983f4f809d0ec1c72593bbf9fc29272c0",
     ];
 
     #[test]

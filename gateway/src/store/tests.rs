@@ -17,6 +17,7 @@ async fn every_question_has_an_index() {
     let operations = [operations::ONE, operations::WAITING].map(operations::selected).into_iter();
     let operations = operations.chain([operations::FORGET.to_owned()]);
     let agents = [agents::one(), agents::OF_UID.to_owned(), agents::CLAIMED.to_owned()].into_iter();
+    let agents = agents.chain([events::TOLD_VERSION, events::TOLD_UPGRADE].map(str::to_owned));
     let agents = agents.chain([agents::JOINED_ONE, agents::JOINED_PAGE].map(agents::joined));
     let events = [events::BEHIND, events::OF_CLUSTER, events::OF_GROUP, events::OF_NO_GROUP];
     let events = events.map(events::selected).into_iter();

@@ -19,8 +19,10 @@ use types::{
 
 use crate::{
     cluster::{ClusterRef, Named},
+    control::tell,
     core::Core,
     random,
+    skew::{self, Skew},
 };
 
 /// Tunnels of one cluster at once: several agents, each with a few connections.
@@ -29,6 +31,8 @@ pub const TUNNELS_PER_CLUSTER: usize = 64;
 const RETRY: Duration = Duration::from_secs(30);
 /// The same, where the gateway is only too busy.
 const RETRY_BUSY: Duration = Duration::from_secs(2);
+/// The same, where the agent's version is too old: only other agents help.
+const RETRY_OUTDATED: Duration = Duration::from_secs(300);
 
 /// A tunnel that is up, and what is known of its agent.
 pub struct Welcomed {
@@ -52,7 +56,7 @@ pub async fn hello(core: &Core, carrier: Carrier) -> Result<Welcomed, HelloError
     let gateway = GatewaySide {
         session: random::bytes(),
         authenticate: |presented: Presented| async move {
-            let result = authenticate(core, &presented);
+            let result = authenticate(core, &presented).await;
             if let Err(refuse) = &result {
                 tracing::warn!(peer = peer.map(tracing::field::display), code = %refuse.code, message = refuse.message, "agent refused");
             }
@@ -64,7 +68,7 @@ pub async fn hello(core: &Core, carrier: Carrier) -> Result<Welcomed, HelloError
     Ok(Welcomed { handle, cluster, names: Named::from(&peer), chain, judged_by, certificate_ends: peer.not_after })
 }
 
-fn authenticate(
+async fn authenticate(
     core: &Core,
     presented: &Presented,
 ) -> Result<(ClusterRef, Peer, Vec<CertificateDer<'static>>, Roots), Refuse> {
@@ -88,6 +92,15 @@ fn authenticate(
         .serves(&id, &Named::from(&peer))
         .cloned()
         .map_err(|gone| refuse(gone.code(), gone.to_string(), RETRY))?;
+    let skew = skew::judge(&presented.agent_version);
+    core.metrics.hello(skew);
+    if skew == Skew::TooOld {
+        if let Some(control) = &core.control {
+            tell::of_version(control, &cluster.id, &presented.agent_version).await;
+        }
+        let message = format!("{}: {}", codes::AGENT_TOO_OLD, skew::refusal(&presented.agent_version));
+        return Err(refuse(CloseCode::Outdated, message, RETRY_OUTDATED));
+    }
     if core.tunnels.count_of(&cluster.key) >= TUNNELS_PER_CLUSTER {
         let message = format!("cluster {id} has {TUNNELS_PER_CLUSTER} tunnels, the limit");
         return Err(refuse(CloseCode::Overloaded, message, RETRY_BUSY));

@@ -11,7 +11,7 @@ use rustls::pki_types::CertificateDer;
 use tunnel::{transport::loss::Loss, wire::close::CloseCode};
 
 use super::handshake::{TUNNELS_PER_CLUSTER, Welcomed};
-use crate::{agents::tunnel::Exchanges, core::Core, fleet::registry::LiveTunnel};
+use crate::{agents::tunnel::Exchanges, core::Core, fleet::registry::LiveTunnel, skew};
 
 /// Agents dial elsewhere within this when the gateway drains.
 const RECONNECT_WITHIN: Duration = Duration::from_secs(1);
@@ -47,6 +47,7 @@ pub async fn check(welcomed: Welcomed) {
 pub async fn run(core: Arc<Core>, welcomed: Welcomed) {
     let Welcomed { handle, cluster, names, chain, judged_by, certificate_ends } = welcomed;
     let _open = core.metrics.tunnels(handle.info().carrier).enter();
+    let _of_version = core.metrics.tunnels_of(skew::judge(&handle.info().agent_version)).enter();
     let authority = core.roots().signer_of(&chain, SystemTime::now());
     let registered = core.tunnels.add(Arc::clone(&handle), cluster, (names, authority));
     let tunnel = &registered.tunnel;

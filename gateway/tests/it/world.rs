@@ -130,13 +130,18 @@ impl World {
 
     /// Dials the gateway as an agent with any certificate.
     pub async fn dial(&self, own: &Credentials) -> Result<TunnelHandle, HelloError> {
+        self.dial_as(own, agent_side()).await
+    }
+
+    /// The same with another hello.
+    pub async fn dial_as(&self, own: &Credentials, side: AgentSide) -> Result<TunnelHandle, HelloError> {
         let config = tls::client_tunnel(&self.authority.roots().unwrap(), own, &[tls::ALPN_TUNNEL]).unwrap();
         let tcp = TcpStream::connect(self.addresses.public).await.unwrap();
         let stream = TlsConnector::from(Arc::new(config)).connect(server_name("localhost"), tcp).await.unwrap();
         let facts = Facts { kind: CarrierKind::Http2, peer: None, certificates: vec![] };
         let lost = |error: tunnel::transport::carrier::CarrierError| HelloError::Lost(error.to_string());
         let carrier = http2::server_side(stream, facts).await.map_err(lost)?;
-        session::connect(carrier, agent_side()).await
+        session::connect(carrier, side).await
     }
 
     /// A user's raw connection over HTTP/1.1.

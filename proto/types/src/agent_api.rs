@@ -698,7 +698,7 @@ impl std::fmt::Debug for Token {
     }
 }
 
-/// A refusal: status 400 (the message cannot be read), 401 (`InvalidProof`, `CertificateExpired`), 403
+/// A refusal: status 400 (the message cannot be read; `AgentTooOld`), 401 (`InvalidProof`, `CertificateExpired`), 403
 /// (`ForeignRequest`), 409 (`AlreadyConnected`: the cluster is another resource, R4), 410 (`ResourceDeleted`: stop and
 /// do not ask again), 429 and 503 (with `Retry-After`). The body is the resource API's error envelope.
 ///
@@ -715,6 +715,8 @@ pub mod codes {
     pub const ALREADY_CONNECTED: &str = "AlreadyConnected";
     /// The resource is gone.
     pub const RESOURCE_DELETED: &str = "ResourceDeleted";
+    /// The agents' version is older than the gateway serves.
+    pub const AGENT_TOO_OLD: &str = "AgentTooOld";
 }
 
 /// What helps a cluster whose certificate has ended, in messages.

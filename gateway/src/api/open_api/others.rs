@@ -174,7 +174,8 @@ fn event() -> Value {
             "time": {"type": "string", "format": "date-time"},
             "data": {"type": "object", "required": ["resourceId"], "properties": {
                 "resourceId": text(), "status": text(), "previousStatus": text(),
-                "reason": {"type": "string", "description": "of a gap: which events are missing, and why"},
+                "reason": {"type": "string", "description": "of a gap: which events are missing, and why; of an upgrade: why it is where it is, in a word"},
+                "agentVersion": text(), "gatewayVersion": text(), "message": text(),
             }},
         },
     })

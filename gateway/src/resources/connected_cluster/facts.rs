@@ -4,6 +4,7 @@
 use serde_json::{Map, Value, json};
 
 use super::OLD;
+use crate::{cluster::upgrade::PROPERTY, skew};
 
 /// What a client says, or this service for it, who does not know.
 const UNKNOWN: &str = "generic";
@@ -33,13 +34,38 @@ pub fn show(properties: &mut Map<String, Value>, facts: &Value, version: &str) {
     {
         properties.insert("distributionVersion".to_owned(), found.clone());
     }
+    let upgrade = told("upgrade");
+    if let Some(agents) = told("agentVersion").and_then(Value::as_str) {
+        let mut more = properties.get(PROPERTY).and_then(Value::as_object).cloned().unwrap_or_default();
+        more.insert("agentVersionState".to_owned(), skew::judge(agents).as_str().into());
+        if let Some(upgrade) = upgrade {
+            more.insert("upgradeVersion".to_owned(), upgrade["version"].clone());
+            more.insert("upgradeState".to_owned(), upgrade["state"].clone());
+        }
+        properties.insert(PROPERTY.to_owned(), more.into());
+    }
     if version >= OLD {
         let profile = properties.entry("arcAgentProfile").or_insert_with(|| json!({}));
         if let Some(profile) = profile.as_object_mut() {
-            profile.insert("agentErrors".to_owned(), told("errors").cloned().unwrap_or_else(|| json!([])));
+            let mut errors = told("errors").and_then(Value::as_array).cloned().unwrap_or_default();
+            errors.splice(0..0, upgrade.and_then(upgrade_error));
+            profile.insert("agentErrors".to_owned(), errors.into());
             profile.insert("agentState".to_owned(), state(facts).into());
         }
     }
+}
+
+/// What does not work of an upgrade, as an error of the agents; nothing where all is well.
+fn upgrade_error(upgrade: &Value) -> Option<Value> {
+    let severity = match upgrade["state"].as_str()? {
+        "RolledBack" | "Failed" => "Error",
+        "Waiting" => "Warning",
+        _ => return None,
+    };
+    let text = |name: &str| upgrade[name].as_str().unwrap_or_default();
+    let message =
+        format!("upgrade to {}: {} ({}): {}", text("version"), text("state"), text("reason"), text("message"));
+    Some(json!({"message": message, "severity": severity, "component": "upgrader", "time": upgrade["time"]}))
 }
 
 /// A client that sends back what it read has not written what an agent found: that stays unknown, and what is found
@@ -82,8 +108,10 @@ mod tests {
         let facts =
             json!({"kubernetesVersion": "1.36.0", "totalNodeCount": 0, "totalCoreCount": 8, "agentVersion": "1"});
         let properties = shown(json!({"totalNodeCount": null}), facts, "2024-01-01");
-        let expected =
-            json!({"kubernetesVersion": "1.36.0", "totalNodeCount": 0, "totalCoreCount": 8, "agentVersion": "1"});
+        let expected = json!({
+            "kubernetesVersion": "1.36.0", "totalNodeCount": 0, "totalCoreCount": 8, "agentVersion": "1",
+            "miscellaneousProperties": {"agentVersionState": "Unknown"},
+        });
         assert_eq!(properties, expected);
     }
 
@@ -107,6 +135,29 @@ mod tests {
         assert_eq!(properties["totalNodeCount"], Value::Null);
         assert_eq!(properties["arcAgentProfile"]["agentErrors"], json!([error]));
         assert_eq!(properties["arcAgentProfile"]["agentState"], Value::Null);
+    }
+
+    #[test]
+    fn u1_u4_an_old_version_and_an_upgrade_that_did_not_come_to_its_end_are_shown() {
+        let upgrade = |state: &str| json!({"version": "0.3.0", "state": state, "reason": "ImagePull", "message": "no such image", "time": "t"});
+        let noted = json!({"miscellaneousProperties": {"targetAgentVersion": "0.3.0"}});
+        for (state, severity) in [("RolledBack", "Error"), ("Failed", "Error"), ("Waiting", "Warning")] {
+            let facts = json!({"agentVersion": "0.1.0", "upgrade": upgrade(state), "errors": [{"message": "other"}]});
+            let properties = shown(noted.clone(), facts, "2026-05-01");
+            let expected = json!({
+                "targetAgentVersion": "0.3.0", "agentVersionState": "Outdated", "upgradeVersion": "0.3.0",
+                "upgradeState": state,
+            });
+            assert_eq!(properties["miscellaneousProperties"], expected);
+            let errors = &properties["arcAgentProfile"]["agentErrors"];
+            assert_eq!((&errors[0]["severity"], &errors[0]["component"]), (&json!(severity), &json!("upgrader")));
+            let message = errors[0]["message"].as_str().unwrap();
+            assert_eq!(message, format!("upgrade to 0.3.0: {state} (ImagePull): no such image"));
+            assert_eq!(errors[1], json!({"message": "other"}));
+        }
+        let fine = shown(noted, json!({"agentVersion": "0.3.0", "upgrade": upgrade("Succeeded")}), "2026-05-01");
+        assert_eq!(fine["arcAgentProfile"]["agentErrors"], json!([]));
+        assert_eq!(fine["miscellaneousProperties"]["agentVersionState"], "Newer");
     }
 
     #[test]

@@ -136,3 +136,114 @@ async fn k9_an_agent_is_told_at_once_and_users_do_not_get_through() {
     let (_, third) = ask(&tunnel, Method::GET, paths::DESIRED, &Value::Null).await;
     assert_eq!(third["clusterConnect"], true);
 }
+
+impl Site {
+    /// Kinds, statuses and versions of the events of a cluster's agents, oldest first.
+    async fn agent_events(&self, name: &str) -> Vec<(String, String, String)> {
+        let token = self.world.issuer.token("owner", &[], URL, SystemTime::now());
+        let target = format!("{}/providers/Microsoft.Kubernetes/events?api-version={NEWEST}", id(name));
+        let events = self.http("GET", &target, Some(&token), None, None).await.json();
+        let short = |event: &Value| {
+            let kind = event["type"].as_str()?.strip_prefix("io.towline.cluster.agent")?.to_owned();
+            let text = |name: &str| event["data"][name].as_str().unwrap_or_default().to_owned();
+            Some((kind, text("status"), text("agentVersion")))
+        };
+        events["value"].as_array().unwrap().iter().filter_map(short).collect()
+    }
+}
+
+fn of_agents(kind: &str, status: &str, version: &str) -> (String, String, String) {
+    (kind.to_owned(), status.to_owned(), version.to_owned())
+}
+
+#[tokio::test]
+async fn u4_much_older_agents_are_refused_with_what_to_do_and_older_ones_shown_as_outdated() {
+    let site = Site::new().await;
+    let key = Onboarding::new();
+    site.cluster("edge", &key).await;
+    let given = site.enrol("edge", &key).await;
+    let hello = async |version: &str| {
+        let side = tunnel::transport::session::AgentSide { agent_version: version.to_owned(), ..world::agent_side() };
+        site.world.dial_as(&given.own, side).await
+    };
+    let refused = hello("0.0.9").await.err().unwrap();
+    let HelloError::Refused { code: CloseCode::Outdated, message, retry_after } = refused else { panic!("{refused}") };
+    assert!(message.starts_with("AgentTooOld: these agents have version 0.0.9"), "{message}");
+    assert!(message.contains("towline update --upgrade"), "{message}");
+    assert!(retry_after.unwrap() >= Duration::from_secs(60), "it is of no use soon");
+    // Of a wrong certificate it is said first.
+    assert_eq!(site.agent_events("edge").await, [of_agents("version", "TooOld", "0.0.9")]);
+    // Nor does such an agent get a certificate, once it has proved whose it is.
+    let (_, csr) = request(|_| {});
+    let mut enrolment = Site::enrolment("edge", &key, &site.challenge("edge").await, &csr, "uid-of-edge");
+    enrolment["agentVersion"] = "0.0.9".into();
+    let answer = site.agents("certificate", enrolment).await;
+    assert_eq!((answer.status, code(&answer).as_str()), (400, codes::AGENT_TOO_OLD), "{}", answer.text());
+
+    // The minor version before is served.
+    let tunnel = hello("0.1.7").await.unwrap_or_else(|error| panic!("{error}"));
+    let told = json!({"agentVersion": "0.1.7", "kubeSystemUid": "uid-of-edge"});
+    for _ in 0..2 {
+        assert_eq!(ask(&tunnel, Method::POST, paths::HEARTBEAT, &told).await.0, 200);
+    }
+    let shown = site.properties("edge").await;
+    assert_eq!(shown["miscellaneousProperties"], json!({"agentVersionState": "Outdated"}), "{shown}");
+    let own = gateway::skew::OWN;
+    let told = json!({"agentVersion": own, "kubeSystemUid": "uid-of-edge"});
+    assert_eq!(ask(&tunnel, Method::POST, paths::HEARTBEAT, &told).await.0, 200);
+    let expected = [
+        of_agents("version", "TooOld", "0.0.9"),
+        of_agents("version", "Outdated", "0.1.7"),
+        of_agents("version", "Current", own),
+    ];
+    assert_eq!(site.agent_events("edge").await, expected, "each change once");
+    let metrics = site.world.gateway.core().metrics.render();
+    for line in [
+        "gateway_hellos_total{state=\"TooOld\"} 1",
+        "gateway_hellos_total{state=\"Outdated\"} 1",
+        "gateway_tunnels_by_agent_version{state=\"Outdated\"} 1",
+        &format!("gateway_build_info{{version=\"{own}\"}} 1"),
+    ] {
+        assert!(metrics.contains(line), "{line} is not in\n{metrics}");
+    }
+    // Newer ones, and those whose version says nothing, are served too.
+    for version in ["9.0.0", "by-hand"] {
+        assert!(hello(version).await.is_ok(), "{version}");
+    }
+}
+
+#[tokio::test]
+async fn u1_c8_what_came_of_an_upgrade_is_told_once_counted_and_shown() {
+    let site = Site::new().await;
+    let tunnel = site.connected("edge").await;
+    let tell = async |state: &str, reason: &str| {
+        let upgrade = json!({
+            "version": "0.3.0", "state": state, "reason": reason, "message": "why", "time": "2026-11-27T12:00:00Z",
+        });
+        let told = json!({"agentVersion": gateway::skew::OWN, "kubeSystemUid": "uid-of-edge", "upgrade": upgrade});
+        let (status, body) = ask(&tunnel, Method::POST, paths::HEARTBEAT, &told).await;
+        assert_eq!(status, 200, "{body}");
+    };
+    for state in ["Running", "Running", "RolledBack", "RolledBack"] {
+        tell(state, "ImagePull").await;
+    }
+    let expected = [of_agents("upgrade", "Running", "0.3.0"), of_agents("upgrade", "RolledBack", "0.3.0")];
+    assert_eq!(site.agent_events("edge").await, expected);
+    let shown = site.properties("edge").await;
+    let error = &shown["arcAgentProfile"]["agentErrors"][0];
+    assert_eq!((&error["component"], &error["severity"]), (&json!("upgrader"), &json!("Error")), "{shown}");
+    assert_eq!(error["message"], "upgrade to 0.3.0: RolledBack (ImagePull): why");
+    assert_eq!(shown["miscellaneousProperties"]["upgradeState"], "RolledBack");
+    let metrics = site.world.gateway.core().metrics.render();
+    assert!(metrics.contains("gateway_agent_upgrades_total{state=\"RolledBack\"} 1"), "{metrics}");
+    // The admin listener tells of the fleet, pauses and resumes.
+    let (status, body) = site.world.admin("GET", "/upgrades", "").await;
+    let fleet: Value = serde_json::from_str(&body).unwrap();
+    assert_eq!((status, &fleet["paused"], &fleet["clusters"]["current"]), (200, &json!(false), &json!(1)), "{fleet}");
+    assert_eq!(site.world.admin("POST", "/upgrades/pause", "").await.0, 200);
+    let fleet: Value = serde_json::from_str(&site.world.admin("GET", "/upgrades", "").await.1).unwrap();
+    assert_eq!((&fleet["paused"], &fleet["closed"]), (&json!(true), &json!("Somebody paused it.")));
+    assert_eq!(site.world.admin("POST", "/upgrades/resume", "").await.0, 200);
+    let fleet: Value = serde_json::from_str(&site.world.admin("GET", "/upgrades", "").await.1).unwrap();
+    assert_eq!((&fleet["paused"], &fleet["closed"]), (&json!(false), &Value::Null));
+}

@@ -110,5 +110,7 @@ codes! {
         /// The cluster's resource was deleted, or made again as another one: an agent stops asking
         /// until it has another certificate.
         Deleted = 0x20c, "the cluster's resource was deleted";
+        /// The gateway does not serve agents of this version any more.
+        Outdated = 0x20d, "the agent's version is no longer served";
     }
 }

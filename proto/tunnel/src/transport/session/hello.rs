@@ -203,7 +203,7 @@ async fn lost<T>(carrier: &Carrier, result: Result<T, RawError>) -> Result<T, He
         Err(RawError::Lost) => {
             let closed = carrier.link.closed().await;
             Err(match closed.code {
-                CloseCode::Unauthorised | CloseCode::Overloaded | CloseCode::Deleted => {
+                CloseCode::Unauthorised | CloseCode::Overloaded | CloseCode::Deleted | CloseCode::Outdated => {
                     HelloError::Refused { code: closed.code, message: closed.message, retry_after: None }
                 }
                 CloseCode::Version => HelloError::Version,

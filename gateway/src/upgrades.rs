@@ -1,0 +1,195 @@
+//! Automatic upgrades of clusters' agents (docs/features.md U1; docs/upgrades.md): which cluster is to have which version
+//! of the catalogue's type `towline.agent`, in waves over the fleet. The version is noted in the cluster's resource, from
+//! where agents are told it (`types::agent_api::Desired`). Agents fetch the release, verify it by the keys that the
+//! cluster pinned, and tell what came of it.
+//!
+//! What is decided follows from what is kept ([`plan`]), and every note is written only if the resource is still the one
+//! that was read. So several replicas may look at the same time.
+
+pub mod plan;
+
+use std::{collections::HashMap, sync::Arc, time::Duration};
+
+use daemon::Shutdown;
+use futures_util::future::join_all;
+use serde_json::Value;
+use time::{OffsetDateTime, format_description::well_known::Rfc3339};
+use types::ids::ClusterId;
+
+use self::plan::{Change, Member, Phase, Plan, Said};
+use crate::{
+    cluster::upgrade::{self, Noted, TYPE},
+    connectivity::Status,
+    control::Control,
+    metrics::Metrics,
+    resources::connected_cluster,
+    store::{
+        agents::Agent,
+        batch::{Batch, Expect},
+        resources::{PAGE_ROWS, Stored},
+    },
+    stored::{properties, properties_mut},
+};
+
+/// How often it is looked what is to be done.
+const LOOK_EVERY: Duration = Duration::from_secs(30);
+/// Notes that are written at once, and by one look at most.
+const AT_ONCE: usize = 16;
+const NOTES: usize = 1024;
+
+/// Keeps looking until the gateway drains.
+pub async fn run(control: Arc<Control>, metrics: Arc<Metrics>, shutdown: Shutdown) {
+    let mut every = tokio::time::interval(LOOK_EVERY);
+    every.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    // A gateway whose catalogue has no agents has nothing to look for, once nothing is noted any more.
+    let mut is_idle = false;
+    loop {
+        tokio::select! {
+            biased;
+            () = shutdown.draining() => return,
+            _ = every.tick() => {}
+        }
+        let offers = offers(&control);
+        if is_idle && !offers {
+            continue;
+        }
+        match look(&control, &metrics).await {
+            Ok(plan) => is_idle = !offers && plan.changes.is_empty(),
+            Err(error) => tracing::error!(error, "upgrades of agents cannot go on; they are tried again"),
+        }
+    }
+}
+
+/// Whether the catalogue has agents.
+fn offers(control: &Control) -> bool {
+    control.catalogue().is_some_and(|index| index.types.iter().any(|kind| kind.name == TYPE))
+}
+
+/// Looks once at all clusters, and notes which version each is to have.
+///
+/// # Errors
+/// The store cannot be read.
+pub async fn look(control: &Arc<Control>, metrics: &Metrics) -> Result<Plan, String> {
+    let (plan, mut stored, _) = planned(control).await?;
+    for phase in Phase::ALL {
+        metrics.upgrade_clusters(phase.as_str(), plan.count(phase));
+    }
+    let changes = plan.changes.iter().take(NOTES).filter_map(|change| Some((change, stored.remove(&change.key)?)));
+    let changes: Vec<(&Change, Stored)> = changes.collect();
+    let mut changes = changes.into_iter().peekable();
+    while changes.peek().is_some() {
+        let some = changes.by_ref().take(AT_ONCE).map(|(change, stored)| note(control, change, stored));
+        for done in join_all(some).await {
+            done?;
+        }
+    }
+    drop(changes);
+    Ok(plan)
+}
+
+/// How far everything is, for operators.
+///
+/// # Errors
+/// The store cannot be read.
+pub async fn status(control: &Control) -> Result<Value, String> {
+    let (plan, _, said) = planned(control).await?;
+    Ok(plan.status(&control.settings.upgrades, &said))
+}
+
+/// No cluster gets another version from now on; what has begun comes to its end.
+///
+/// # Errors
+/// The store cannot be written.
+pub async fn pause(control: &Control) -> Result<(), String> {
+    let kept = control.store.upgrades().await.map_err(|error| daemon::chain(&error))?;
+    let said = Said { paused: true, ..Said::of(kept.as_ref()) };
+    control.store.put_upgrades(&said.kept()).await.map_err(|error| daemon::chain(&error))
+}
+
+/// It goes on, also past the failures that there are so far.
+///
+/// # Errors
+/// The store cannot be read or written.
+pub async fn resume(control: &Control) -> Result<(), String> {
+    let (plan, ..) = planned(control).await?;
+    control.store.put_upgrades(&plan.resumed().kept()).await.map_err(|error| daemon::chain(&error))
+}
+
+type Planned = (Plan, HashMap<String, Stored>, Said);
+
+/// What is to be done, with the resources that change, and what operators have said.
+async fn planned(control: &Control) -> Result<Planned, String> {
+    let chain = |error| daemon::chain(&error);
+    let said = Said::of(control.store.upgrades().await.map_err(chain)?.as_ref());
+    let (now_ms, mut members, mut all) = (control.now_ms(), Vec::new(), HashMap::new());
+    let kind = connected_cluster::NAME.to_ascii_lowercase();
+    let mut after = String::new();
+    loop {
+        let page = control.store.page_with_agents(&kind, "", &after, PAGE_ROWS).await.map_err(chain)?;
+        let is_last = page.len() < PAGE_ROWS as usize;
+        if let Some((last, _)) = page.last() {
+            after.clone_from(&last.key);
+        }
+        for (stored, agent) in page {
+            if let Some(member) = agent.as_ref().and_then(|agent| member(control, &stored, agent, now_ms)) {
+                members.push(member);
+                all.insert(stored.key.clone(), stored);
+            }
+        }
+        if is_last {
+            break;
+        }
+    }
+    let index = control.catalogue();
+    let kind = index.as_ref().and_then(|index| index.types.iter().find(|kind| kind.name == TYPE));
+    let plan = plan::plan(&members, kind, &control.settings.upgrades, &said, now_ms);
+    Ok((plan, all, said))
+}
+
+/// A cluster whose agents are the gateway's to upgrade: one that the API manages and that has agents.
+fn member(control: &Control, stored: &Stored, agent: &Agent, now_ms: i64) -> Option<Member> {
+    let id: ClusterId = stored.id.parse().ok()?;
+    let is_provisioned = stored.body.get("kind").is_some_and(|kind| kind == "ProvisionedCluster");
+    if stored.is_deleting() || agent.agentless || is_provisioned || !control.decides_about(&id) {
+        return None;
+    }
+    let own = stored.body.as_object().and_then(properties)?;
+    let noted = Noted::of(own);
+    let since = noted.since.as_deref().and_then(|since| OffsetDateTime::parse(since, &Rfc3339).ok());
+    let fact = |name: &str| agent.facts.get(name).and_then(Value::as_str);
+    let live = control.is_live(&id.key());
+    Some(Member {
+        key: stored.key.clone(),
+        id: stored.id.clone(),
+        is_automatic: upgrade::is_automatic(own),
+        is_connected: Status::of(agent, live, now_ms) == Status::Connected,
+        running: fact("agentVersion").and_then(|text| text.parse().ok()),
+        kubernetes: fact("kubernetesVersion").and_then(|text| text.parse().ok()),
+        distribution: fact("distribution").map(str::to_owned),
+        since_ms: since.map(|since| since.unix_timestamp() * 1000),
+        told: upgrade::told(&agent.facts),
+        noted,
+    })
+}
+
+/// Writes what is to be noted, unless somebody has changed the resource: then the next look decides again.
+async fn note(control: &Control, change: &Change, mut stored: Stored) -> Result<(), String> {
+    let revision = stored.revision;
+    let Some(body) = stored.body.as_object_mut() else { return Ok(()) };
+    let before = Noted::of(properties_mut(body));
+    change.noted.keep(properties_mut(body));
+    let id = stored.id.clone();
+    let batch = Batch { puts: vec![(stored, Expect::Revision(revision))], ..Batch::default() };
+    if control.write(&batch).await.map_err(|error| daemon::chain(&error))?.is_ok() {
+        let Noted { target, left, why, .. } = &change.noted;
+        tracing::info!(
+            cluster.id = id,
+            before = before.target,
+            target,
+            left,
+            why,
+            "another version is noted for a cluster's agents"
+        );
+    }
+    Ok(())
+}

@@ -1,0 +1,482 @@
+//! Which cluster gets which version now: a pure decision from what is kept and told of all clusters, so that every
+//! replica of the gateway, and one that goes on after a crash, decides the same.
+
+use std::collections::BTreeMap;
+
+use ::catalogue::{
+    choice::{self, Cluster, UpgradeMode},
+    index::ExtensionType,
+    version::{KubernetesVersion, Version},
+};
+use aws_lc_rs::digest;
+use serde_json::{Value, json};
+use types::agent_api::Upgrade;
+
+use crate::{
+    cluster::upgrade::{Noted, State},
+    config::upgrades::Upgrades,
+    instants::instant,
+};
+
+/// The first version whose agents upgrade themselves.
+const UPGRADES_SINCE: (u64, u64) = (0, 2);
+/// How long agents that are connected may tell nothing of a version that they are to have, in milliseconds.
+const SILENT_MS: i64 = 6 * 60 * 60 * 1000;
+/// How long agents that are connected may take from the first word of an upgrade on, in milliseconds.
+const UNENDED_MS: i64 = 24 * 60 * 60 * 1000;
+/// Clusters that are named as failed at most.
+const NAMED: usize = 100;
+/// Versions that are told of at most.
+const VERSIONS: usize = 20;
+
+/// A cluster, as it is kept and as its agents told of it.
+#[derive(Debug, Clone)]
+pub struct Member {
+    /// Its id in lower case.
+    pub key: String,
+    /// As it was created.
+    pub id: String,
+    /// Whether its agents are upgraded by themselves.
+    pub is_automatic: bool,
+    /// Whether it was seen lately.
+    pub is_connected: bool,
+    /// The version that its agents have, if that is one.
+    pub running: Option<Version>,
+    /// Its version of Kubernetes.
+    pub kubernetes: Option<KubernetesVersion>,
+    /// Its distribution.
+    pub distribution: Option<String>,
+    /// What the gateway noted.
+    pub noted: Noted,
+    /// Since when the agents are to have the version of the note, in milliseconds since 1970.
+    pub since_ms: Option<i64>,
+    /// What its agents told last of an upgrade.
+    pub told: Option<Upgrade>,
+}
+
+/// How far a cluster is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Phase {
+    /// Its agents are not upgraded by themselves: somebody said so.
+    Off,
+    /// Its agents cannot upgrade themselves: their version is older than that, or nobody knows it.
+    ByHand,
+    /// Its agents have the newest version for it.
+    Current,
+    /// A newer version is there, and it is not its turn yet.
+    Pending,
+    /// Its agents are to have another version, and have not told what came of it.
+    Running,
+    /// Its agents wait for somebody, such as for rights; nobody else waits for them.
+    Waiting,
+    /// It is not connected; nobody waits for it.
+    Away,
+    /// The version was rolled back there, failed, or never began.
+    Failed,
+}
+
+impl Phase {
+    /// All of them.
+    pub const ALL: [Self; 8] =
+        [Self::Off, Self::ByHand, Self::Current, Self::Pending, Self::Running, Self::Waiting, Self::Away, Self::Failed];
+
+    /// The word in the status and in labels of metrics.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Off => "off",
+            Self::ByHand => "by-hand",
+            Self::Current => "current",
+            Self::Pending => "pending",
+            Self::Running => "running",
+            Self::Waiting => "waiting",
+            Self::Away => "away",
+            Self::Failed => "failed",
+        }
+    }
+}
+
+/// What operators have said.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Said {
+    /// Whether somebody paused all of it.
+    pub paused: bool,
+    /// Failures that whoever resumed it has seen, by version.
+    pub forgiven: BTreeMap<String, usize>,
+}
+
+impl Said {
+    /// Of what is kept.
+    pub fn of(kept: Option<&Value>) -> Self {
+        let Some(kept) = kept else { return Self::default() };
+        let count =
+            |(version, count): (&String, &Value)| Some((version.clone(), usize::try_from(count.as_u64()?).ok()?));
+        Self {
+            paused: kept["paused"] == true,
+            forgiven: kept["forgiven"].as_object().into_iter().flatten().filter_map(count).collect(),
+        }
+    }
+
+    /// As it is kept.
+    pub fn kept(&self) -> Value {
+        json!({"paused": self.paused, "forgiven": self.forgiven})
+    }
+}
+
+/// What is to be noted of a cluster.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Change {
+    /// The cluster's key.
+    pub key: String,
+    /// What is noted from now on.
+    pub noted: Noted,
+}
+
+/// A version that clusters get.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct OfVersion {
+    pending: usize,
+    running: usize,
+    failed: usize,
+    is_held: bool,
+}
+
+/// What is to be done, and how far everything is.
+#[derive(Debug, Default)]
+pub struct Plan {
+    /// What is to be noted.
+    pub changes: Vec<Change>,
+    phases: BTreeMap<Phase, usize>,
+    versions: BTreeMap<String, OfVersion>,
+    failures: Vec<Value>,
+    /// Why no cluster gets another version at all.
+    closed: Option<String>,
+    /// Clusters whose agents upgrade themselves.
+    fleet: usize,
+}
+
+/// A cluster while it is judged.
+struct Judged<'a> {
+    member: &'a Member,
+    phase: Phase,
+    /// The version that it should come to.
+    version: Option<String>,
+    /// Why it failed: a word, and a sentence.
+    why: Option<(String, String)>,
+}
+
+/// Decides for all clusters.
+pub fn plan(members: &[Member], kind: Option<&ExtensionType>, settings: &Upgrades, said: &Said, now_ms: i64) -> Plan {
+    let mut judged: Vec<Judged<'_>> = members.iter().map(|member| judge(member, kind, settings, now_ms)).collect();
+    let mut plan = Plan { fleet: members.iter().filter(|member| member.is_automatic).count(), ..Plan::default() };
+    for one in &judged {
+        *plan.phases.entry(one.phase).or_default() += 1;
+        let Some(version) = &one.version else { continue };
+        let of = plan.versions.entry(version.clone()).or_default();
+        match one.phase {
+            Phase::Pending => of.pending += 1,
+            Phase::Running | Phase::Waiting | Phase::Away => of.running += 1,
+            Phase::Failed => of.failed += 1,
+            Phase::Off | Phase::ByHand | Phase::Current => {}
+        }
+    }
+    let allowed = settings.failures(plan.fleet);
+    for (version, of) in &mut plan.versions {
+        of.is_held = of.failed > allowed + said.forgiven.get(version).copied().unwrap_or_default();
+    }
+    plan.closed = if !settings.automatic {
+        Some("Automatic upgrades are switched off ([api.upgrades] automatic).".to_owned())
+    } else if said.paused {
+        Some("Somebody paused it.".to_owned())
+    } else if !settings.window.is_open(now_ms) {
+        Some("The maintenance window is closed.".to_owned())
+    } else {
+        None
+    };
+    let mut room = settings.at_once(plan.fleet);
+    room = room.saturating_sub(plan.phases.get(&Phase::Running).copied().unwrap_or_default());
+    judged.sort_by_cached_key(|one| order(&one.member.key, one.version.as_deref().unwrap_or_default()));
+    for one in &judged {
+        let (member, noted) = (one.member, &one.member.noted);
+        let held = plan.closed.is_some()
+            || one.version.as_ref().is_some_and(|version| plan.versions.get(version).is_some_and(|of| of.is_held));
+        let wanted = match one.phase {
+            Phase::Pending if !held && room > 0 && member.is_connected => {
+                room -= 1;
+                Noted { target: one.version.clone(), since: Some(instant(now_ms)), left: None, why: None }
+            }
+            // What has not begun does not begin while it is held.
+            Phase::Running | Phase::Away if held && !has_begun(member) => noted.without_target(),
+            Phase::Running | Phase::Waiting | Phase::Away | Phase::Current => noted.clone(),
+            Phase::Pending | Phase::ByHand | Phase::Off => noted.without_target(),
+            Phase::Failed => Noted {
+                left: one.version.clone(),
+                why: one.why.as_ref().map(|(reason, message)| format!("{reason}: {message}")),
+                ..noted.without_target()
+            },
+        };
+        if wanted != *noted {
+            plan.changes.push(Change { key: member.key.clone(), noted: wanted });
+        }
+        if one.phase == Phase::Failed && plan.failures.len() < NAMED {
+            let (reason, message) = one.why.clone().unwrap_or_default();
+            plan.failures.push(json!({"id": member.id, "version": one.version, "reason": reason, "message": message}));
+        }
+    }
+    plan
+}
+
+/// Whether the agents have told anything of the version that they are to have.
+fn has_begun(member: &Member) -> bool {
+    member.told.as_ref().is_some_and(|told| Some(&told.version) == member.noted.target.as_ref())
+}
+
+fn judge<'a>(member: &'a Member, kind: Option<&ExtensionType>, settings: &Upgrades, now_ms: i64) -> Judged<'a> {
+    let of = |phase, version: Option<String>| Judged { member, phase, version, why: None };
+    if !member.is_automatic {
+        return of(Phase::Off, None);
+    }
+    let told = member.told.as_ref().map(|told| (told, State::of(told)));
+    // What has begun comes to its end, also where a newer version is there by now.
+    if let (Some(target), Some((told, State::Running))) = (&member.noted.target, told)
+        && told.version == *target
+    {
+        let is_late = member.since_ms.is_some_and(|since| now_ms - since > UNENDED_MS);
+        return match (member.is_connected, is_late) {
+            (false, _) => of(Phase::Away, Some(target.clone())),
+            (true, false) => of(Phase::Running, Some(target.clone())),
+            (true, true) => {
+                let message = format!("The upgrade to {target} has not ended within a day; see the log of its Job.");
+                let why = Some(("NotEnded".to_owned(), message));
+                Judged { member, phase: Phase::Failed, version: Some(target.clone()), why }
+            }
+        };
+    }
+    let Some(running) = &member.running else { return of(Phase::ByHand, None) };
+    let cluster =
+        Cluster { kubernetes: member.kubernetes, distribution: member.distribution.as_deref(), platforms: &[] };
+    // A train that is not there offers nothing.
+    let newest = kind.and_then(|kind| {
+        choice::upgrade(kind, &settings.train, &cluster, running, UpgradeMode::Compatible).ok().flatten()
+    });
+    let Some(newest) = newest.map(|release| release.version.number().to_string()) else {
+        return of(Phase::Current, None);
+    };
+    if (running.number().major, running.number().minor) < UPGRADES_SINCE {
+        return of(Phase::ByHand, Some(newest));
+    }
+    let failed = |why| Judged { member, phase: Phase::Failed, version: Some(newest.clone()), why: Some(why) };
+    match told {
+        Some((told, state)) if told.version == newest && state.is_failure() => {
+            let reason = if told.reason.is_empty() { state.as_str() } else { &told.reason };
+            return failed((reason.to_owned(), told.message.clone()));
+        }
+        _ if member.noted.left.as_ref() == Some(&newest) => {
+            let why = member.noted.why.clone().unwrap_or_default();
+            let (reason, message) = why.split_once(": ").unwrap_or(("Failed", &why));
+            return failed((reason.to_owned(), message.to_owned()));
+        }
+        _ => {}
+    }
+    if member.noted.target.as_ref() != Some(&newest) {
+        return of(Phase::Pending, Some(newest));
+    }
+    if told.is_some_and(|(told, state)| told.version == newest && state == State::Waiting) {
+        return of(Phase::Waiting, Some(newest));
+    }
+    if !member.is_connected {
+        return of(Phase::Away, Some(newest));
+    }
+    let silent = !has_begun(member) && member.since_ms.is_none_or(|since| now_ms - since > SILENT_MS);
+    if silent {
+        let message = format!(
+            "The agents have told nothing of version {newest} within {} hours; see their log, and whether upgrades are on in the cluster.",
+            SILENT_MS / 3_600_000
+        );
+        return failed(("NotBegun".to_owned(), message));
+    }
+    of(Phase::Running, Some(newest))
+}
+
+/// Where a cluster stands in the order of the waves of a version: as good as by chance, another order for each version,
+/// and the same each time.
+fn order(key: &str, version: &str) -> [u8; 8] {
+    let sum = digest::digest(&digest::SHA256, format!("{version}\0{key}").as_bytes());
+    std::array::from_fn(|at| sum.as_ref()[at])
+}
+
+impl Plan {
+    /// How many clusters are so far.
+    pub fn count(&self, phase: Phase) -> usize {
+        self.phases.get(&phase).copied().unwrap_or_default()
+    }
+
+    /// What somebody says who resumes it now: all failures so far are known.
+    pub fn resumed(&self) -> Said {
+        let forgiven = self.versions.iter().filter(|(_, of)| of.failed > 0);
+        Said { paused: false, forgiven: forgiven.map(|(version, of)| (version.clone(), of.failed)).collect() }
+    }
+
+    /// How far everything is, for operators.
+    pub fn status(&self, settings: &Upgrades, said: &Said) -> Value {
+        let allowed = settings.failures(self.fleet);
+        let counts: BTreeMap<&str, usize> = Phase::ALL.map(|phase| (phase.as_str(), self.count(phase))).into();
+        let version = |(version, of): (&String, &OfVersion)| {
+            let known = said.forgiven.get(version).copied().unwrap_or_default();
+            let reason = of.is_held.then(|| {
+                let seen = if known > 0 { format!(", {known} of them known before") } else { String::new() };
+                format!("{} clusters failed{seen}; {allowed} may. See failures, and resume it then.", of.failed)
+            });
+            let shown = json!({
+                "pending": of.pending, "running": of.running, "failed": of.failed,
+                "state": if of.is_held { "Paused" } else if of.pending + of.running > 0 { "RollingOut" } else { "Complete" },
+                "reason": reason,
+            });
+            (version.clone(), shown)
+        };
+        let versions: serde_json::Map<String, Value> = self.versions.iter().take(VERSIONS).map(version).collect();
+        json!({
+            "automatic": settings.automatic, "train": settings.train, "paused": said.paused, "closed": self.closed,
+            "atOnce": settings.at_once(self.fleet), "mayFail": allowed,
+            "clusters": counts, "versions": versions, "failures": self.failures,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ::catalogue::testing;
+
+    use super::*;
+
+    const NOW: i64 = 1_800_000_000_000;
+    const HOUR: i64 = 3_600_000;
+
+    fn agents(versions: &[&str]) -> ExtensionType {
+        let releases: Vec<(&str, &[&str])> = versions.iter().map(|version| (*version, &["Stable"][..])).collect();
+        testing::index(&releases).types.remove(0)
+    }
+
+    fn of_version(key: &str, running: &str) -> Member {
+        Member {
+            key: key.to_owned(),
+            id: key.to_uppercase(),
+            is_automatic: true,
+            is_connected: true,
+            running: running.parse().ok(),
+            kubernetes: None,
+            distribution: None,
+            noted: Noted::default(),
+            since_ms: None,
+            told: None,
+        }
+    }
+
+    fn fleet(count: usize) -> Vec<Member> {
+        (0..count).map(|number| of_version(&format!("/c{number}"), "0.2.0")).collect()
+    }
+
+    fn told(version: &str, state: &str) -> Option<Upgrade> {
+        let text = str::to_owned;
+        Some(Upgrade {
+            version: text(version),
+            state: text(state),
+            reason: text("Why"),
+            message: text("m"),
+            time: text("t"),
+        })
+    }
+
+    fn noted(target: &str) -> Noted {
+        Noted { target: Some(target.to_owned()), since: Some("t".to_owned()), ..Noted::default() }
+    }
+
+    fn decide(members: &[Member], settings: &Upgrades, said: &Said) -> Plan {
+        plan(members, Some(&agents(&["0.2.0", "0.3.0"])), settings, said, NOW)
+    }
+
+    fn decided(members: &[Member]) -> Plan {
+        decide(members, &Upgrades::default(), &Said::default())
+    }
+
+    #[test]
+    fn u1_a_tenth_at_once_in_an_order_that_each_version_has_for_itself() {
+        let members = fleet(100);
+        let first = decided(&members);
+        let chosen: Vec<&str> = first.changes.iter().map(|change| change.key.as_str()).collect();
+        assert_eq!(chosen.len(), 10);
+        assert!(first.changes.iter().all(|change| change.noted.target.as_deref() == Some("0.3.0")));
+        let again = decided(&members);
+        assert_eq!(first.changes, again.changes, "whoever looks decides the same");
+        let other = plan(&members, Some(&agents(&["0.3.1"])), &Upgrades::default(), &Said::default(), NOW);
+        assert_ne!(chosen, other.changes.iter().map(|change| change.key.as_str()).collect::<Vec<_>>());
+        // Those that are under way have their places.
+        let mut members = members;
+        for member in members.iter_mut().filter(|member| chosen.contains(&member.key.as_str())).take(7) {
+            (member.noted, member.since_ms) = (noted("0.3.0"), Some(NOW));
+        }
+        assert_eq!(decided(&members).changes.len(), 3);
+    }
+
+    #[test]
+    fn u1_who_waits_or_is_away_keeps_nobody_waiting_and_who_is_silent_has_failed() {
+        let one = |change: fn(&mut Member)| {
+            let mut members = fleet(2);
+            (members[0].noted, members[0].since_ms) = (noted("0.3.0"), Some(NOW));
+            change(&mut members[0]);
+            let plan = decided(&members);
+            (judge(&members[0], Some(&agents(&["0.3.0"])), &Upgrades::default(), NOW).phase, plan.changes.len())
+        };
+        assert_eq!(one(|_| {}), (Phase::Running, 0));
+        assert_eq!(one(|member| member.told = told("0.3.0", "Running")), (Phase::Running, 0));
+        assert_eq!(one(|member| member.told = told("0.3.0", "Waiting")), (Phase::Waiting, 1));
+        assert_eq!(one(|member| member.is_connected = false), (Phase::Away, 1));
+        // One failed, and none of two may: the other one is held.
+        assert_eq!(one(|member| member.since_ms = Some(NOW - 7 * HOUR)), (Phase::Failed, 1));
+        assert_eq!(one(|member| member.told = told("0.3.0", "RolledBack")), (Phase::Failed, 1));
+        assert_eq!(one(|member| member.running = "0.3.0".parse().ok()), (Phase::Current, 1));
+        assert_eq!(one(|member| member.running = "0.1.9".parse().ok()), (Phase::ByHand, 2), "it cannot by itself");
+        assert_eq!(one(|member| member.running = None), (Phase::ByHand, 2));
+        assert_eq!(one(|member| member.is_automatic = false), (Phase::Off, 2));
+        let late = |member: &mut Member| {
+            (member.told, member.since_ms) = (told("0.3.0", "Running"), Some(NOW - 25 * HOUR));
+        };
+        assert_eq!(one(late), (Phase::Failed, 1));
+    }
+
+    #[test]
+    fn u1_what_has_not_begun_is_taken_back_while_it_is_held() {
+        let mut members = fleet(3);
+        for member in &mut members[..2] {
+            (member.noted, member.since_ms) = (noted("0.3.0"), Some(NOW));
+        }
+        members[1].told = told("0.3.0", "Running");
+        let off = Upgrades { automatic: false, ..Upgrades::default() };
+        for plan in [
+            decide(&members, &off, &Said::default()),
+            decide(&members, &Upgrades::default(), &Said { paused: true, ..Said::default() }),
+        ] {
+            let expected = Change { key: "/c0".to_owned(), noted: Noted::default() };
+            assert_eq!(plan.changes, [expected], "one has begun, and one has nothing");
+            assert!(plan.closed.is_some());
+        }
+    }
+
+    #[test]
+    fn u1_more_failures_than_may_be_hold_that_version_until_somebody_has_seen_them() {
+        let mut members = fleet(100);
+        for member in &mut members[..3] {
+            member.told = told("0.3.0", "Failed");
+        }
+        let plan = decided(&members);
+        assert_eq!((plan.count(Phase::Failed), plan.changes.len()), (3, 3), "they are noted as left alone, no more");
+        let status = plan.status(&Upgrades::default(), &Said::default());
+        assert_eq!(status["versions"]["0.3.0"]["state"], "Paused", "{status}");
+        let said = plan.resumed();
+        assert_eq!(Said::of(Some(&said.kept())), said);
+        let plan = decide(&members, &Upgrades::default(), &said);
+        assert_eq!(plan.changes.iter().filter(|change| change.noted.target.is_some()).count(), 10);
+        // A newer version begins anew.
+        let newer = super::plan(&members, Some(&agents(&["0.3.1"])), &Upgrades::default(), &Said::default(), NOW);
+        assert_eq!((newer.count(Phase::Failed), newer.changes.len()), (0, 10));
+    }
+}
