@@ -21,6 +21,8 @@ use crate::roles::objects::{hidden::Hidden, state::bounded};
 
 /// How long what Flux said before holds while it looks again.
 const HOLD: Duration = Duration::from_secs(60);
+/// How much longer than its timeout a fetch may take before it counts as one that does not end.
+const OVERDUE: Duration = Duration::from_secs(60);
 /// Characters of a condition's message; fewer where a part would be too long.
 const MESSAGE_CHARS: usize = 1000;
 const MESSAGE_CHARS_MIN: usize = 150;
@@ -79,6 +81,8 @@ pub struct Judged {
     pub view: Arc<View>,
     /// What holds.
     pub compliance: Compliance,
+    /// Why that is so, where the object does not say it: source-controller does not come to an end with it.
+    pub overdue: Option<String>,
 }
 
 /// What was said before, by UID.
@@ -89,12 +93,14 @@ struct Remembered {
     judged: Judged,
     /// Since when it is being looked at again.
     again: Option<Instant>,
+    /// Since when nothing is known of it.
+    pending: Option<Instant>,
 }
 
 impl Memory {
     /// What holds of an object now; `revision` is that of its source.
     pub fn judge(&mut self, view: &Arc<View>, revision: Option<&str>, now: Instant) -> Judged {
-        let mut fresh = Judged { view: view.clone(), compliance: said(view) };
+        let mut fresh = Judged { view: view.clone(), compliance: said(view), overdue: None };
         if view.kind == FluxKind::Kustomization {
             fresh.compliance = match fresh.compliance {
                 // What was applied is not what was pulled.
@@ -111,10 +117,18 @@ impl Memory {
                 other => other,
             };
         }
+        let pending = (fresh.compliance == Compliance::Pending).then_some(now);
         let Some(known) = self.0.get_mut(&view.uid) else {
-            self.0.insert(view.uid.clone(), Remembered { judged: fresh.clone(), again: None });
+            self.0.insert(view.uid.clone(), Remembered { judged: fresh.clone(), again: None, pending });
             return fresh;
         };
+        // Whatever Flux writes meanwhile, it is the same fetch as long as the same is wanted.
+        let goes_on = known.judged.view.generation == view.generation;
+        known.pending = pending.map(|now| known.pending.filter(|_| goes_on).unwrap_or(now));
+        fresh.overdue = known.pending.and_then(|since| overdue(view, now.saturating_duration_since(since)));
+        if fresh.overdue.is_some() {
+            fresh.compliance = Compliance::NonCompliant;
+        }
         let before = &known.judged;
         let same = before.view.generation == view.generation
             && before.view.attempted == view.attempted
@@ -140,6 +154,16 @@ impl Memory {
     pub fn keep(&mut self, is_there: impl Fn(&str) -> bool) {
         self.0.retain(|uid, _| is_there(uid));
     }
+}
+
+/// What is said of a source of which nothing was heard for so long.
+fn overdue(view: &View, waited: Duration) -> Option<String> {
+    let timeout = view.timeout.filter(|timeout| !view.deleting && waited > *timeout + OVERDUE)?;
+    Some(format!(
+        "source-controller has not come to an end with it within {} seconds, which is more than its timeout of {} seconds. Either source-controller does not run, or it ends each time for lack of memory, as with a repository that has very large files; `kubectl -n flux-system get pods` shows which. Take large files out of the repository, or raise the setting source-controller.resources.limits.memory of the extension flux",
+        (timeout + OVERDUE).as_secs(),
+        timeout.as_secs()
+    ))
 }
 
 /// A condition that says the same as before says it since then.
@@ -241,7 +265,7 @@ fn part(judged: &Judged, applied_by: Option<(&str, &str)>, hidden: &Hidden) -> V
     let made = |chars| {
         let mut value = json!({
             "name": view.name, "namespace": view.namespace, "kind": view.kind.names().2,
-            "complianceState": judged.compliance.as_str(), "statusConditions": conditions(view, hidden, chars),
+                "complianceState": judged.compliance.as_str(), "statusConditions": conditions(view, hidden, chars),
         });
         if let Some((namespace, name)) = applied_by {
             value["appliedBy"] = json!({ "namespace": namespace, "name": name });
@@ -289,9 +313,17 @@ fn of_objects(judged: &Judged) -> (Compliance, Vec<(&str, &str, &str)>) {
 
 fn error_of(judged: &Judged, hidden: &Hidden) -> Option<String> {
     let failing = judged.compliance == Compliance::NonCompliant;
+    let (kind, name) = (judged.view.kind.names().2, &judged.view.name);
+    if let Some(why) = &judged.overdue {
+        return Some(format!("{kind} {name}: {why}"));
+    }
     let condition = judged.view.condition("Ready").filter(|_| failing)?;
-    let text = format!("{} {}: {}", judged.view.kind.names().2, judged.view.name, hidden.hide(&condition.message));
-    Some(bounded(&text, 2 * MESSAGE_CHARS))
+    let mut text = bounded(&format!("{kind} {name}: {}", hidden.hide(&condition.message)), 2 * MESSAGE_CHARS);
+    // A source's own words do not tell which space that is.
+    if FluxKind::SOURCES.contains(&judged.view.kind) && condition.message.contains("no space left on device") {
+        text += "; the repository is larger than source-controller may work with: make it smaller, or raise the setting source-controller.workSize of the extension flux";
+    }
+    Some(text)
 }
 
 impl Material<'_> {
@@ -507,6 +539,38 @@ mod tests {
         // A new commit is pending at once, also before the kustomization has seen it.
         memory.judge(&good, MAIN, now);
         assert_eq!(memory.judge(&good, Some("main@sha1:b"), now).compliance, Compliance::Pending);
+    }
+
+    #[test]
+    fn g6_source_that_never_ends_does_not_comply_and_says_why() {
+        let (mut memory, now) = (Memory::default(), Instant::now());
+        let progress = |message: &str| {
+            let status = json!({"observedGeneration": -1, "conditions": ready("Unknown", "Progressing", message, "t")});
+            view(FluxKind::GitRepository, "web", json!({"spec": {"timeout": "30s"}, "status": status}))
+        };
+        let bound = Duration::from_secs(30) + OVERDUE;
+        assert_eq!(memory.judge(&progress("begins"), None, now).compliance, Compliance::Pending);
+        // What is written meanwhile is no end.
+        assert_eq!(memory.judge(&progress("begins again"), None, now + bound).compliance, Compliance::Pending);
+        let late = now + bound + Duration::from_secs(1);
+        let stuck = memory.judge(&progress("begins"), None, late);
+        assert_eq!(stuck.compliance, Compliance::NonCompliant);
+        let told = report(&stuck, &[], &Hidden::default());
+        assert_eq!(told.compliance, Compliance::NonCompliant);
+        assert!(told.error.unwrap().contains("more than its timeout of 30 seconds"));
+        // Another generation has its own time, and what ends has it no more.
+        let mut other = (*progress("begins")).clone();
+        other.generation = 2;
+        assert_eq!(memory.judge(&Arc::new(other), None, late).compliance, Compliance::Pending);
+        assert_eq!(memory.judge(&source("True", ""), None, late + bound * 2).compliance, Compliance::Compliant);
+    }
+
+    #[test]
+    fn g6_source_without_room_says_which_setting_gives_it() {
+        let message = "failed to checkout: write /tmp/x: no space left on device";
+        let full = Memory::default().judge(&source("False", message), None, Instant::now());
+        let error = report(&full, &[], &Hidden::default()).error.unwrap();
+        assert!(error.contains(message) && error.contains("source-controller.workSize"), "{error}");
     }
 
     #[test]

@@ -111,6 +111,8 @@ pub struct View {
     pub owner: Option<String>,
     /// Where a source pulls from.
     pub from: Option<String>,
+    /// How long a source may take to fetch.
+    pub timeout: Option<Duration>,
     /// Whether it is being deleted.
     pub deleting: bool,
     /// Whether it is suspended.
@@ -160,6 +162,7 @@ impl View {
             // Charts are of a repository, which chooses their labels.
             owner: owner_of(meta.labels.as_ref()).filter(|_| is_own),
             from: FluxKind::SOURCES.contains(&kind).then(|| repository_of(spec)).flatten(),
+            timeout: FluxKind::SOURCES.contains(&kind).then(|| timeout(&spec["timeout"])),
             deleting: meta.deletion_timestamp.is_some(),
             suspended: spec["suspend"].as_bool().unwrap_or(false),
             generation: meta.generation.unwrap_or(0),
@@ -178,6 +181,12 @@ impl View {
     pub fn condition(&self, name: &str) -> Option<&Condition> {
         self.conditions.iter().find(|one| one.name == name)
     }
+}
+
+/// The timeout of a source as the agent writes it, in seconds. Sources of the agent have no other form; the default is Flux's.
+fn timeout(value: &Value) -> Duration {
+    let seconds = value.as_str().and_then(|text| text.strip_suffix('s')?.parse().ok());
+    Duration::from_secs(seconds.unwrap_or(60))
 }
 
 /// `helmReleaseProperties` of a resource's status.
