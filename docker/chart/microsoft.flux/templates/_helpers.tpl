@@ -83,7 +83,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- if eq $how "service" }}source-controller.{{ .Release.Namespace }}.svc{{ else }}$(SOURCE_CONTROLLER_SERVICE_HOST){{ end }}
 {{- end }}
 
-{{/* A Deployment of a controller. Takes a dict: root, name, args, volumes (a list), mounts, env, ports, readiness. */}}
+{{/* A Deployment of a controller. Takes a dict: root, name, args, volumes (a list), mounts, env, ports, readiness, tmp. */}}
 {{- define "flux.deployment" -}}
 {{- $root := .root }}
 {{- $name := .name }}
@@ -155,7 +155,7 @@ spec:
             - {name: tmp, mountPath: /tmp}
             {{- with .mounts }}{{ . | nindent 12 }}{{ end }}
       volumes:
-        - {name: tmp, emptyDir: {}}
+        - {name: tmp, emptyDir: {{ .tmp | default "{sizeLimit: 2Gi}" }}}
         {{- with .volumes }}{{ . | nindent 8 }}{{ end }}
       {{- with $root.Values.imagePullSecrets }}
       imagePullSecrets: {{- range . }}
