@@ -25,11 +25,11 @@ const VERSION: &str = "api-version=2025-04-01";
 const EXTENSION_VERSION: &str = "api-version=2025-03-01";
 const SOURCE_CONTROL_VERSION: &str = "api-version=2023-05-01";
 /// How often sources and kustomizations are looked at in these tests.
-const INTERVAL: u64 = 10;
+pub const INTERVAL: u64 = 10;
 /// From nothing: Flux is installed and fetches for the first time.
-const FIRST: Duration = Duration::from_secs(300);
+pub const FIRST: Duration = Duration::from_secs(300);
 /// What is due within an interval, on a machine with other work.
-const SOON: Duration = Duration::from_secs(90);
+pub const SOON: Duration = Duration::from_secs(90);
 
 pub fn tests() -> Vec<Trial> {
     vec![
@@ -38,7 +38,7 @@ pub fn tests() -> Vec<Trial> {
             Needs::Pods,
             from_nothing,
         ),
-        installs("gitops::g3_by_ssh_a_host_with_another_key_is_refused", Needs::Pods, by_ssh),
+        installs("gitops::g3_by_ssh_a_host_whose_key_changes_is_refused", Needs::Pods, by_ssh),
         installs("gitops::g7_configuration_of_a_namespace_has_rights_there_alone", Needs::Pods, namespaced),
         installs("gitops::g7_what_the_owner_of_the_cluster_did_not_allow_is_refused_there", Needs::Pods, pinned),
     ]
@@ -49,7 +49,7 @@ pub struct Gitops {
     pub site: Site,
     pub server: GitServer,
     pub admin: Kubectl,
-    owner: String,
+    pub owner: String,
 }
 
 /// The packed chart: `TOWLINE_FLUX_CHART_FILE`, else made now.
@@ -89,7 +89,7 @@ impl Gitops {
         Ok(Self { site, server, admin, owner })
     }
 
-    fn call(&self, method: &str, kind: &str, name: &str, body: &Value) -> anyhow::Result<Value> {
+    pub fn call(&self, method: &str, kind: &str, name: &str, body: &Value) -> anyhow::Result<Value> {
         let cluster = format!("{}/{CLUSTERS}/c1", group(&self.site.stack));
         let version = match kind {
             "extensions" => EXTENSION_VERSION,
@@ -106,12 +106,12 @@ impl Gitops {
         Ok(serde_json::from_str(&text)?)
     }
 
-    fn put(&self, name: &str, properties: &Value) -> anyhow::Result<()> {
+    pub fn put(&self, name: &str, properties: &Value) -> anyhow::Result<()> {
         self.call("PUT", "fluxConfigurations", name, &json!({ "properties": properties })).map(drop)
     }
 
     /// Waits until a configuration is as wanted; its properties.
-    fn await_shown(
+    pub fn await_shown(
         &self,
         name: &str,
         what: &str,
@@ -127,7 +127,7 @@ impl Gitops {
         Ok(shown)
     }
 
-    fn await_compliant(&self, name: &str, commit: &str, within: Duration) -> anyhow::Result<Value> {
+    pub fn await_compliant(&self, name: &str, commit: &str, within: Duration) -> anyhow::Result<Value> {
         self.await_shown(name, &format!("complies with {commit}"), within, |shown| {
             shown["provisioningState"] == "Succeeded"
                 && shown["complianceState"] == "Compliant"
@@ -135,12 +135,12 @@ impl Gitops {
         })
     }
 
-    fn field(&self, namespace: &str, object: &str, path: &str) -> anyhow::Result<String> {
+    pub fn field(&self, namespace: &str, object: &str, path: &str) -> anyhow::Result<String> {
         let path = format!("jsonpath={path}");
         Ok(self.admin.run(&["-n", namespace, "get", object, "-o", &path])?.text())
     }
 
-    fn await_field(&self, object: &str, wanted: &str, within: Duration) -> anyhow::Result<()> {
+    pub fn await_field(&self, object: &str, wanted: &str, within: Duration) -> anyhow::Result<()> {
         eventually(&format!("{object} is {wanted}"), within, || {
             Ok(self.field("shop", object, "{.data.greeting}")? == wanted)
         })
@@ -185,7 +185,7 @@ impl Gitops {
         .map(drop)
     }
 
-    fn delete(&self, name: &str) -> anyhow::Result<()> {
+    pub fn delete(&self, name: &str) -> anyhow::Result<()> {
         self.call("DELETE", "fluxConfigurations", name, &Value::Null)?;
         eventually(&format!("{name} is gone"), SOON, || {
             Ok(self.call("GET", "fluxConfigurations", name, &Value::Null)?.is_null())
@@ -206,7 +206,16 @@ impl Gitops {
         clean(&self.admin)
     }
 
-    fn properties(&self, repository: &Repository) -> Value {
+    /// Properties of one that applies these folders of a repository, each by a kustomization of its name.
+    pub fn folders(&self, repository: &Repository, (scope, namespace): (&str, &str), folders: &[&str]) -> Value {
+        let mut properties = self.properties(repository);
+        properties["scope"] = scope.into();
+        properties["namespace"] = namespace.into();
+        properties["kustomizations"] = folders.iter().map(|name| ((*name).to_owned(), kustomization(name))).collect();
+        properties
+    }
+
+    pub fn properties(&self, repository: &Repository) -> Value {
         json!({
             "scope": "cluster", "namespace": "gitops", "sourceKind": "GitRepository",
             "gitRepository": {
@@ -216,15 +225,22 @@ impl Gitops {
             },
             "configurationProtectedSettings": {"httpsKey": BASE64.encode(CREDENTIALS.1)},
             "kustomizations": {
-                "apps": {"path": "./apps", "prune": true, "syncIntervalInSeconds": INTERVAL, "retryIntervalInSeconds": INTERVAL, "timeoutInSeconds": 60},
-                "other": {"path": "./other", "prune": true, "syncIntervalInSeconds": INTERVAL, "retryIntervalInSeconds": INTERVAL, "timeoutInSeconds": 60},
+                "apps": kustomization("apps"), "other": kustomization("other"),
             },
         })
     }
 }
 
+/// One of a configuration that applies this folder.
+pub fn kustomization(folder: &str) -> Value {
+    json!({
+        "path": format!("./{folder}"), "prune": true, "syncIntervalInSeconds": INTERVAL,
+        "retryIntervalInSeconds": INTERVAL, "timeoutInSeconds": 60,
+    })
+}
+
 /// What a test leaves, or one that failed: definitions of Flux stay where their extension is removed.
-fn clean(admin: &Kubectl) -> anyhow::Result<()> {
+pub fn clean(admin: &Kubectl) -> anyhow::Result<()> {
     let listed = admin.ok(&["get", "crd", "-o", "name"])?;
     let definitions: Vec<&str> = listed.lines().filter(|name| name.contains(".toolkit.fluxcd.io")).collect();
     for definition in &definitions {
@@ -240,13 +256,13 @@ fn clean(admin: &Kubectl) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn config_map(name: &str, greeting: &str) -> String {
+pub fn config_map(name: &str, greeting: &str) -> String {
     format!(
         "apiVersion: v1\nkind: ConfigMap\nmetadata: {{name: {name}, namespace: shop}}\ndata: {{greeting: {greeting}}}\n"
     )
 }
 
-const SHOP: &str = "apiVersion: v1\nkind: Namespace\nmetadata: {name: shop, annotations: {kustomize.toolkit.fluxcd.io/prune: disabled}}\n";
+pub const SHOP: &str = "apiVersion: v1\nkind: Namespace\nmetadata: {name: shop, annotations: {kustomize.toolkit.fluxcd.io/prune: disabled}}\n";
 
 fn from_nothing() -> anyhow::Result<()> {
     let gitops = Gitops::start("gitops", &[])?;
@@ -389,9 +405,8 @@ fn namespaced() -> anyhow::Result<()> {
 fn by_ssh() -> anyhow::Result<()> {
     let gitops = Gitops::start("gitops-ssh", &[])?;
     let host = cluster().get("CLUSTER_HOST_IP");
-    let keys = [scratch("gitops-ssh-server"), scratch("gitops-ssh-other")];
-    let server = SshServer::start_at(host, &keys[0], &gitops.server)?;
-    let other = SshServer::start_at(host, &keys[1], &gitops.server)?;
+    let keys = scratch("gitops-ssh-server");
+    let mut server = SshServer::start_at(host, &keys, &gitops.server)?;
     let repository = gitops.server.repository("shop")?;
     let first = repository.push(&[
         ("apps/namespace.yaml", Some(SHOP)),
@@ -416,15 +431,24 @@ fn by_ssh() -> anyhow::Result<()> {
         "configurationProtectedSettings": {"sshPrivateKey": BASE64.encode(&server.key)},
     }))?;
 
-    // Somebody else answers at the address that is known.
-    let impostor = other.known_hosts.replace(&other.address.port().to_string(), &server.address.port().to_string());
-    properties["gitRepository"]["sshKnownHosts"] = BASE64.encode(impostor).into();
-    gitops.put("shop", &properties)?;
+    // TH45: somebody else answers at the address that complied. Nothing of it is taken, and nothing is removed.
+    server.answer_with_other_key(true)?;
     let second = repository.push(&[("apps/web.yaml", Some(&config_map("web", "again")))])?;
     gitops.await_shown("shop", "is refused", SOON, |shown| {
         shown["complianceState"] == "Non-Compliant" && shown.to_string().contains("key mismatch")
     })?;
     ensure!(gitops.field("shop", "configmap/web", "{.data.greeting}")? == "hello", "{second} was applied");
+    // The host that is known is back.
+    server.answer_with_other_key(false)?;
+    gitops.await_compliant("shop", &second, SOON)?;
+    // Other known hosts than the host's.
+    let (known, other) = (server.known_hosts.clone(), std::fs::read_to_string(keys.join("other-host.key.pub"))?);
+    let host = known.split_whitespace().next().context("known_hosts begins with the host")?;
+    properties["gitRepository"]["sshKnownHosts"] = BASE64.encode(format!("{host} {other}")).into();
+    gitops.put("shop", &properties)?;
+    gitops.await_shown("shop", "is refused", SOON, |shown| {
+        shown["complianceState"] == "Non-Compliant" && shown.to_string().contains("key mismatch")
+    })?;
     gitops.delete("shop")?;
     gitops.end()
 }

@@ -13,7 +13,12 @@ mod errors;
 mod extension_clients;
 mod extensions;
 mod gitops;
+mod gitops_attacks;
+mod gitops_figures;
+mod gitops_foreign;
 mod gitops_guide;
+mod gitops_sources;
+mod gitops_stores;
 mod guard;
 mod impersonation;
 mod issuer;
@@ -59,7 +64,12 @@ fn main() {
         agents::tests,
         extensions::tests,
         gitops::tests,
+        gitops_attacks::tests,
+        gitops_figures::tests,
+        gitops_foreign::tests,
         gitops_guide::tests,
+        gitops_sources::tests,
+        gitops_stores::tests,
         guard::tests,
         tokens::tests,
         arm::tests,

@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
     process::{Command, Stdio},
     sync::{
-        Arc,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicUsize, Ordering},
     },
     time::Duration,
@@ -90,7 +90,8 @@ pub struct SshServer {
     /// PEM of a private key that it accepts.
     pub key: String,
     root: PathBuf,
-    _program: Program,
+    dir: PathBuf,
+    program: Program,
 }
 
 impl SshServer {
@@ -100,7 +101,7 @@ impl SshServer {
         let port = TcpListener::bind((ip, 0))?.local_addr()?.port();
         let address: SocketAddr = (ip.parse::<std::net::IpAddr>()?, port).into();
         let path = |name: &str| dir.join(name).display().to_string();
-        for key in ["host.key", "user.key"] {
+        for key in ["host.key", "other-host.key", "user.key"] {
             let mut make = Command::new("ssh-keygen");
             make.args(["-q", "-t", "ed25519", "-N", "", "-C", key, "-f", &path(key)]);
             run(&mut make, Duration::from_secs(30))?.ok()?;
@@ -111,19 +112,16 @@ impl SshServer {
             dir.join("accepted"),
             format!("restrict,command=\"git-shell -c \\\"$SSH_ORIGINAL_COMMAND\\\"\" {public}"),
         )?;
+        // The key of the host is given when it is started.
         let settings = format!(
-            "ListenAddress {ip}\nPort {port}\nHostKey {}\nAuthorizedKeysFile {}\nPidFile none\nStrictModes no\nUsePAM no\n\
+            "ListenAddress {ip}\nPort {port}\nAuthorizedKeysFile {}\nPidFile none\nStrictModes no\nUsePAM no\n\
              PasswordAuthentication no\nKbdInteractiveAuthentication no\nPermitRootLogin yes\n",
-            path("host.key"),
             path("accepted")
         );
         std::fs::write(dir.join("sshd_config"), settings)?;
         // sshd wants it, and its package makes it only where sshd is a service.
         std::fs::create_dir_all("/run/sshd")?;
-        let mut sshd = Command::new("/usr/sbin/sshd");
-        sshd.args(["-D", "-e", "-f", &path("sshd_config")]);
-        let program = Program::start("sshd", sshd, &dir.join("sshd.log"))?;
-        eventually("sshd listens", Duration::from_secs(20), || Ok(TcpStream::connect(address).is_ok()))?;
+        let program = sshd(dir, address, "host.key")?;
         let host = std::fs::read_to_string(dir.join("host.key.pub"))?;
         let key = std::fs::read_to_string(dir.join("user.key"))?;
         crate::stack::note_secret(key.lines().nth(1).context("a private key has lines")?)?;
@@ -132,14 +130,32 @@ impl SshServer {
             known_hosts: format!("[{ip}]:{port} {}", host.rsplit_once(' ').map_or(host.as_str(), |(key, _)| key)),
             key,
             root: server.root.clone(),
-            _program: program,
+            dir: dir.to_owned(),
+            program,
         })
+    }
+
+    /// Answers at the same address with another key from now on, or with the first one again.
+    pub fn answer_with_other_key(&mut self, is_other: bool) -> anyhow::Result<()> {
+        self.program.kill();
+        self.program = sshd(&self.dir, self.address, if is_other { "other-host.key" } else { "host.key" })?;
+        Ok(())
     }
 
     /// Where a repository is fetched by ssh.
     pub fn url(&self, name: &str) -> String {
         format!("ssh://root@{}{}/{name}.git", self.address, self.root.display())
     }
+}
+
+/// Starts `sshd` with its files in `dir` and this key of the host.
+fn sshd(dir: &Path, address: SocketAddr, key: &str) -> anyhow::Result<Program> {
+    let mut sshd = Command::new("/usr/sbin/sshd");
+    sshd.args(["-D", "-e", "-f"]).arg(dir.join("sshd_config")).arg("-h").arg(dir.join(key));
+    let program = Program::start("sshd", sshd, &dir.join("sshd.log"))?;
+    eventually("sshd listens", Duration::from_secs(20), || Ok(TcpStream::connect(address).is_ok()))
+        .with_context(|| program.tail())?;
+    Ok(program)
 }
 
 /// A repository that is served, with a place to work on it.
@@ -182,6 +198,57 @@ fn git(folder: &Path, args: &[&str]) -> anyhow::Result<String> {
     command.env("GIT_CONFIG_NOSYSTEM", "1").env("GIT_CONFIG_GLOBAL", "/dev/null").env("GIT_TERMINAL_PROMPT", "0");
     command.env_remove("GIT_SSL_CAINFO");
     run(&mut command, Duration::from_secs(60))?.ok().with_context(|| format!("git {}", args.join(" ")))
+}
+
+/// A server over TLS that sends every request to another one; until the process ends.
+pub struct Redirector {
+    /// Where it listens.
+    pub address: SocketAddr,
+    /// PEM of its authority.
+    pub ca: String,
+    seen: Arc<Mutex<Vec<String>>>,
+}
+
+impl Redirector {
+    /// Starts one that answers with a redirect to this origin, such as `https://192.0.2.1:8443`; without one it refuses.
+    pub fn start_at(ip: &str, config: (String, Arc<ServerConfig>), to: Option<String>) -> anyhow::Result<Self> {
+        let listener = TcpListener::bind((ip, 0))?;
+        let address = listener.local_addr()?;
+        let (seen, (ca, config)) = (Arc::<Mutex<Vec<String>>>::default(), config);
+        let noted = Arc::clone(&seen);
+        std::thread::spawn(move || {
+            for socket in listener.incoming().flatten() {
+                // A client that goes away has gone away.
+                let _ = redirect(socket, Arc::clone(&config), to.as_deref(), &noted);
+            }
+        });
+        Ok(Self { address, ca, seen })
+    }
+
+    /// The `Authorization` of each request that came, empty where there was none.
+    pub fn seen(&self) -> Vec<String> {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+fn redirect(
+    socket: TcpStream,
+    config: Arc<ServerConfig>,
+    to: Option<&str>,
+    seen: &Mutex<Vec<String>>,
+) -> anyhow::Result<()> {
+    socket.set_read_timeout(Some(Duration::from_secs(10)))?;
+    let mut io = BufReader::new(StreamOwned::new(ServerConnection::new(config)?, socket));
+    let request = read(&mut io)?;
+    seen.lock().unwrap_or_else(PoisonError::into_inner).push(request.header("authorization").to_owned());
+    let head = match to {
+        Some(to) => format!("HTTP/1.1 302 Found\r\nLocation: {to}{}?{}\r\n", request.path, request.query),
+        None => "HTTP/1.1 401 Unauthorized\r\nWWW-Authenticate: Basic realm=\"git\"\r\n".to_owned(),
+    };
+    let io = io.get_mut();
+    io.write_all(format!("{head}Content-Length: 0\r\nConnection: close\r\n\r\n").as_bytes())?;
+    io.conn.send_close_notify();
+    Ok(io.flush()?)
 }
 
 struct Request {
