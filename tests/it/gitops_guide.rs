@@ -72,7 +72,7 @@ fn guide() -> anyhow::Result<()> {
     std::fs::create_dir_all(&folder)?;
     std::fs::write(folder.join("password"), CREDENTIALS.1)?;
     std::fs::write(folder.join("ca.pem"), &gitops.server.ca)?;
-    std::fs::copy(chart()?, folder.join("microsoft.flux-1.0.0.tgz"))?;
+    std::fs::copy(chart()?, folder.join("microsoft.flux-1.1.0.tgz"))?;
     let desk = Desk { gitops: &gitops, folder, url: repository.url.clone() };
     desk.type_in("towline catalogue init --catalogue ./catalogue --key signing.key\n")?;
     desk.type_in(catalogued)?;

@@ -28,7 +28,7 @@ def s3():
 def blob():
     from azure.storage.blob import BlobServiceClient, ContainerSasPermissions, generate_container_sas
 
-    container = BlobServiceClient(f"{URL}/{ACCOUNT}", credential=KEY).get_container_client("fleet")
+    container = BlobServiceClient(f"{URL}/{ACCOUNT}", credential={"account_name": ACCOUNT, "account_key": KEY}).get_container_client("fleet")
     if not container.exists():
         container.create_container()
     container.upload_blob(NAME, CONTENT, overwrite=True)
