@@ -17,7 +17,7 @@ use crate::{
     managed::Managed,
     object::Object,
     owners::{self, SignedIn},
-    resources::{self, Acting, Brought, Kind, Place, Writing, holder, registrations, schema, system_data},
+    resources::{self, Acting, Brought, Kind, Place, Writing, followed, holder, registrations, schema, system_data},
     store::{
         batch::{Batch, Expect, Refused},
         operations::{Operation, Status},
@@ -411,6 +411,16 @@ fn protect(
     let kept = before.map_or_else(Map::new, |body| schema::with_places_of_today(kind.schema(), body, kept));
     let secrets = kind.split_protected(body);
     let (any, all) = (!secrets.sent.is_empty(), secrets.replaces(&kept));
+    // The cluster has its own copy for longer than this gateway.
+    let is_kept_there = kept.is_empty() && !any && old.is_some_and(|old| Object::of(&old.body).protected.is_some());
+    if let Some(before) = before
+        && (!all || is_kept_there)
+    {
+        let (before, now) = (kind.sends_secrets_to(before), kind.sends_secrets_to(body));
+        if before.is_some() && before != now {
+            return Err(followed::aimed_elsewhere(before.as_deref(), now.as_deref()));
+        }
+    }
     let had = !kept.is_empty();
     let secrets = secrets.with_kept(kept);
     let given = match (any, all) {

@@ -15,7 +15,7 @@ use types::api::{
 
 use self::members::State;
 use super::{
-    Acting, Kind, Place, Showing, Writing, connected_cluster, flux_configuration,
+    Acting, Kind, Place, Showing, Writing, connected_cluster, flux_configuration, followed,
     schema::{self, Property, Type},
 };
 use crate::{
@@ -447,7 +447,8 @@ async fn template(own: &mut Map<String, Value>, writing: &Writing<'_>) -> Result
         let before = Map::from_iter([("properties".to_owned(), old["properties"].clone())]);
         let (before, now) = (kind.sends_secrets_to(&before), kind.sends_secrets_to(&body));
         if before != now {
-            return Err(aimed_elsewhere(before.as_deref(), now.as_deref()));
+            let refused = followed::aimed_elsewhere(before.as_deref(), now.as_deref());
+            return Err(in_template(refused, None));
         }
     }
     schema::restore_protected(&mut body, &kept);
@@ -465,16 +466,6 @@ async fn template(own: &mut Map<String, Value>, writing: &Writing<'_>) -> Result
         template.insert("properties".to_owned(), properties);
     }
     Ok(changed)
-}
-
-/// A refusal of another source for secrets that are kept: who does not know them would have every cluster send them there.
-fn aimed_elsewhere(before: Option<&str>, now: Option<&str>) -> ApiError {
-    let [before, now] = [before, now].map(|place| place.unwrap_or("nowhere"));
-    let message = format!(
-        "The keys and passwords that are kept were given for {before}, and the source is at {now} now: give configurationProtectedSettings (and what else is secret) again, or {{}} to use none."
-    );
-    ApiError::bad_request("InvalidCredentials", message)
-        .at("properties.template.properties.configurationProtectedSettings")
 }
 
 /// The id of what a template makes, in a cluster that cannot be there: none has such a name.

@@ -35,6 +35,15 @@ pub async fn room(writing: &Writing<'_>, kind: &str, plural: &str) -> Result<(),
     Err(ApiError::of(StatusCode::CONFLICT, "QuotaExceeded", message))
 }
 
+/// A refusal of another source for secrets that are kept: who does not know them would have clusters send them there.
+pub fn aimed_elsewhere(before: Option<&str>, now: Option<&str>) -> ApiError {
+    let [before, now] = [before, now].map(|place| place.unwrap_or("nowhere"));
+    let message = format!(
+        "The keys and passwords that are kept were given for {before}, and the source is at {now} now: give configurationProtectedSettings (and what else is secret) again, or {{}} to use none."
+    );
+    ApiError::bad_request("InvalidCredentials", message).at("properties.configurationProtectedSettings")
+}
+
 /// A label as Kubernetes has it (RFC 1123), of so many characters at most.
 pub fn is_label(text: &str, longest: usize) -> bool {
     let plain = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit();

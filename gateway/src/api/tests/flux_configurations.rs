@@ -473,6 +473,43 @@ async fn g1_write_only_settings_go_to_the_cluster_alone_by_their_names() {
 }
 
 #[tokio::test]
+async fn g1_kept_secrets_do_not_follow_to_another_host() {
+    let site = site().await;
+    let body = with(|own| own["configurationProtectedSettings"] = json!({"httpsKey": "aGk="}));
+    assert_eq!(site.flux("PUT", "shop", Some(body)).await.status, 201);
+    let url = |url: &str, more: Value| {
+        let mut own = more;
+        own["gitRepository"] = json!({"url": url});
+        json!({"properties": own})
+    };
+    // Another path of the same host, and the same secrets.
+    assert_eq!(site.flux("PATCH", "shop", Some(url("https://example.com/b", json!({})))).await.status, 202);
+    let elsewhere = ["https://example.com.evil.test/b", "https://example.com:8443/b", "http://example.com/b"];
+    let refused = async |site: &Bench| {
+        for other in elsewhere {
+            let answer = site.flux("PATCH", "shop", Some(url(other, json!({})))).await;
+            assert_eq!((answer.status, answer.code()), (400, "InvalidCredentials"), "{other}: {}", answer.body);
+            assert_eq!(answer.body["error"]["target"], "properties.configurationProtectedSettings", "{}", answer.body);
+        }
+        let whole = with(|own| own["gitRepository"]["url"] = "https://evil.test/b".into());
+        assert_eq!(site.flux("PUT", "shop", Some(whole)).await.status, 400);
+    };
+    refused(&site).await;
+    // Also when the gateway has them no more: the cluster does.
+    site.clock_ms.fetch_add(DUE_MS, Ordering::SeqCst);
+    site.control.forget_protected().await.unwrap();
+    refused(&site).await;
+    // Others, and none, may go anywhere.
+    for own in [json!({"httpsKey": "aG8="}), json!({})] {
+        let own = json!({ "configurationProtectedSettings": own });
+        let answer = site.flux("PATCH", "shop", Some(url("https://evil.test/b", own))).await;
+        assert_eq!(answer.status, 202, "{}", answer.body);
+        let back = url("https://example.com/b", json!({"configurationProtectedSettings": {"httpsKey": "aGk="}}));
+        assert_eq!(site.flux("PATCH", "shop", Some(back)).await.status, 202);
+    }
+}
+
+#[tokio::test]
 async fn g8_protected_settings_are_kept_48_hours_also_when_some_are_given_again() {
     let site = site().await;
     let blob = json!({"properties": {
