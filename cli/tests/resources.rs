@@ -398,6 +398,10 @@ fn r14_enrolment_tokens_are_listed_without_their_secrets_and_withdrawn() {
         let secret = made["token"].as_str().unwrap().rsplit('.').next().unwrap();
         assert!(!listed.contains(secret) && listed.contains(made["id"].as_str().unwrap()), "{listed}");
     }
+    let tagged = site.json(&["enrolment-token", "create", "-g", "web", "--tags", "ring=canary", "site=eu"]);
+    let tags = site.ok(&["enrolment-token", "list", "-g", "web", "--query", "[].tags.ring", "-o", "tsv"]);
+    assert_eq!(tags.trim(), "canary");
+    site.ok(&["enrolment-token", "withdraw", "-g", "web", tagged["id"].as_str().unwrap()]);
     let id = one["id"].as_str().unwrap();
     site.ok(&["enrolment-token", "withdraw", "-g", "web", id]);
     let left = site.ok(&["enrolment-token", "list", "-g", "web", "--query", "[].id", "-o", "tsv"]);

@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 use super::{
     CommonArgs, names,
     sp::{keep, reserve, settle},
+    tags::tag,
 };
 use crate::{
     api::{Api, at, versions},
@@ -24,6 +25,7 @@ const COLUMNS: &[Column] = &[
     ("Name", "/name"),
     ("CreatedBy", "/createdBy"),
     ("CreatedOn", "/createdOn"),
+    ("Tags", "/tags"),
     ("ExpiresOn", "/expiresOn"),
 ];
 const MADE: &[Column] = &[
@@ -60,6 +62,9 @@ pub enum EnrolmentTokenAction {
         /// How long it is good for, such as 30m or 3d; an hour without this
         #[arg(long, value_name = "DURATION", value_parser = positive_duration)]
         ttl: Option<Duration>,
+        /// Tags of the cluster, KEY=VALUE each, whatever connect says: they choose what it gets
+        #[arg(long, value_name = "KEY=VALUE", num_args = 1.., value_parser = tag)]
+        tags: Vec<(String, String)>,
         /// Write the token to this new file (0600) instead of showing it
         #[arg(long, value_name = "FILE")]
         secret_file: Option<std::path::PathBuf>,
@@ -86,7 +91,7 @@ pub async fn run(args: Args) -> Outcome {
     let context = Context::open(&args.common.context).await?;
     let (api, output) = (Api::of(&context)?, &args.common.output);
     match args.action {
-        EnrolmentTokenAction::Create { resource_group, name, ttl, secret_file } => {
+        EnrolmentTokenAction::Create { resource_group, name, ttl, tags, secret_file } => {
             let group = context.group(&resource_group)?;
             let file = secret_file.as_deref().map(reserve).transpose()?;
             let mut body = json!({});
@@ -95,6 +100,10 @@ pub async fn run(args: Args) -> Outcome {
             }
             if let Some(ttl) = ttl {
                 body["expiresInSeconds"] = ttl.as_secs().max(1).into();
+            }
+            if !tags.is_empty() {
+                let tags = tags.into_iter().map(|(key, value)| (key, Value::from(value)));
+                body["tags"] = tags.collect::<serde_json::Map<_, _>>().into();
             }
             let made = api.post(&at(format!("{group}/createEnrolmentToken"), versions::RESOURCES), &body).await;
             let mut made = settle(made, secret_file.as_deref())?.body;

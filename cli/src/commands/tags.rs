@@ -27,7 +27,7 @@ fn tag_or_none(text: &str) -> Result<Option<(String, String)>, String> {
 }
 
 /// `KEY=VALUE` of tags; an empty value is one.
-fn tag(text: &str) -> Result<(String, String), String> {
+pub(super) fn tag(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
         Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
         _ => Err("expected KEY=VALUE, such as team=web".to_owned()),

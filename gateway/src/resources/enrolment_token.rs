@@ -118,6 +118,7 @@ async fn list(acting: &Acting<'_>) -> Result<Value, ApiError> {
         json!({
             "id": last_name(&kept.key),
             "name": kept.body["name"],
+            "tags": kept.body["tags"],
             "createdBy": kept.body["createdBy"],
             "createdOn": kept.body["createdMs"].as_i64().map(instant),
             "expiresOn": kept.body["endsMs"].as_i64().map(instant),

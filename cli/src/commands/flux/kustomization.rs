@@ -43,7 +43,7 @@ impl clap::Args for Kustomizations {
             .action(ArgAction::Append)
             .help(
                 "A kustomization: name=NAME, and of path, depends_on, timeout, sync_interval, retry_interval, prune, \
-                force, wait what differs from the defaults; repeat for several",
+                force, wait, substitute.NAME, substitute_from what differs from the defaults; repeat for several",
             )
             .help_heading("Kustomizations");
         command.arg(option)
@@ -77,8 +77,17 @@ impl clap::FromArgMatches for Kustomizations {
 /// Reads `name=NAME KEY=VALUE...`. Keys have the spellings that az takes.
 fn read<'a>(typed: impl Iterator<Item = &'a str>) -> Result<(String, Value), String> {
     let (mut name, mut own) = (None, Map::new());
+    let (mut texts, mut from) = (Map::new(), Vec::new());
     for pair in typed {
         let (key, value) = pair.split_once('=').ok_or_else(|| format!("{pair} is no KEY=VALUE"))?;
+        if let Some(variable) = key.strip_prefix("substitute.") {
+            let (variable, value) =
+                substitute(&format!("{variable}={value}")).map_err(|why| format!("{key}: {why}"))?;
+            if texts.insert(variable, value.into()).is_some() {
+                return Err(format!("{key} is there twice"));
+            }
+            continue;
+        }
         let flag = || value.to_ascii_lowercase().parse::<bool>().map_err(|_| format!("{key} is true or false"));
         let time = || span(value).map(Value::from).map_err(|why| format!("{key}: {why}"));
         let (place, value) = match key {
@@ -91,11 +100,15 @@ fn read<'a>(typed: impl Iterator<Item = &'a str>) -> Result<(String, Value), Str
             "timeout" => ("timeoutInSeconds", time()?),
             "interval" | "sync_interval" | "syncInterval" => ("syncIntervalInSeconds", time()?),
             "retry_interval" | "retryInterval" => ("retryIntervalInSeconds", time()?),
+            "substitute_from" | "substituteFrom" => {
+                from.push(substitute_from(value).map_err(|why| format!("{key}: {why}"))?);
+                continue;
+            }
             "prune" | "force" | "wait" => (key, flag()?.into()),
             "disable_health_check" | "disable-health-check" => ("wait", (!flag()?).into()),
             _ => {
                 return Err(format!(
-                    "{key} is none of name, path, depends_on, timeout, sync_interval, retry_interval, prune, force, wait"
+                    "{key} is none of name, path, depends_on, timeout, sync_interval, retry_interval, prune, force, wait, substitute.NAME, substitute_from"
                 ));
             }
         };
@@ -103,6 +116,7 @@ fn read<'a>(typed: impl Iterator<Item = &'a str>) -> Result<(String, Value), Str
             return Err(format!("{key} is there twice"));
         }
     }
+    own.extend(post_build(texts, from).map(|post| ("postBuild".to_owned(), post)));
     Ok((name.ok_or("name=NAME is missing")?, own.into()))
 }
 
@@ -197,6 +211,47 @@ pub struct Change {
     /// Do not wait until its objects are healthy
     #[arg(long, value_name = "true|false", num_args = 0..=1, default_missing_value = "true")]
     pub disable_health_check: Option<bool>,
+    /// What takes the place of ${NAME} in its objects, instead of all that was given before; repeat for several
+    #[arg(long, value_name = "NAME=VALUE", value_parser = substitute)]
+    pub substitute: Vec<(String, String)>,
+    /// A ConfigMap or a Secret of the configuration's namespace with more of them, such as ConfigMap/site; with ? at the end
+    /// it may be missing; repeat for several
+    #[arg(long, value_name = "KIND/NAME", value_parser = substitute_from)]
+    pub substitute_from: Vec<Value>,
+}
+
+/// `NAME=VALUE` of a substitution, whose name is one of a variable.
+fn substitute(text: &str) -> Result<(String, String), String> {
+    let is_name = |name: &str| {
+        let mut bytes = name.bytes();
+        bytes.next().is_some_and(|b| b.is_ascii_alphabetic() || b == b'_')
+            && bytes.all(|b| b.is_ascii_alphanumeric() || b == b'_')
+    };
+    match text.split_once('=') {
+        Some((name, value)) if is_name(name) => Ok((name.to_owned(), value.to_owned())),
+        _ => Err("expected NAME=VALUE, NAME of letters, digits and _".to_owned()),
+    }
+}
+
+/// `ConfigMap/NAME` or `Secret/NAME`, with `?` at the end if it may be missing.
+fn substitute_from(text: &str) -> Result<Value, String> {
+    let (place, optional) = text.strip_suffix('?').map_or((text, false), |place| (place, true));
+    let kinds = ["ConfigMap", "Secret"];
+    let found = place.split_once('/').filter(|(_, name)| !name.is_empty());
+    let found =
+        found.and_then(|(kind, name)| Some((kinds.iter().find(|known| known.eq_ignore_ascii_case(kind))?, name)));
+    let (kind, name) = found.ok_or("expected ConfigMap/NAME or Secret/NAME")?;
+    Ok(json!({"kind": kind, "name": name, "optional": optional}))
+}
+
+/// Substitutions as the API has them, if there are any.
+fn post_build(substitute: Map<String, Value>, from: Vec<Value>) -> Option<Value> {
+    let parts = [
+        ("substitute", (!substitute.is_empty()).then_some(Value::Object(substitute))),
+        ("substituteFrom", (!from.is_empty()).then_some(Value::Array(from))),
+    ];
+    let parts: Map<_, _> = parts.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))).collect();
+    (!parts.is_empty()).then_some(Value::Object(parts))
 }
 
 impl Change {
@@ -210,6 +265,10 @@ impl Change {
             ("prune", self.prune.map(Value::from)),
             ("force", self.force.map(Value::from)),
             ("wait", self.disable_health_check.map(|disabled| Value::from(!disabled))),
+            ("postBuild", {
+                let texts = self.substitute.iter().map(|(name, value)| (name.clone(), value.as_str().into()));
+                post_build(texts.collect(), self.substitute_from.clone())
+            }),
         ];
         given.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))).collect()
     }
@@ -313,7 +372,25 @@ mod tests {
             "retryIntervalInSeconds": 60, "prune": true, "force": false, "wait": false,
         });
         assert_eq!(one, expected);
+        let line = "name=a substitute.site=eu-1 substitute.tier=a=b substitute_from=configmap/site substituteFrom=Secret/keys?";
+        let (_, one) = read(line.split(' ')).unwrap();
+        let post = json!({
+            "substitute": {"site": "eu-1", "tier": "a=b"},
+            "substituteFrom": [
+                {"kind": "ConfigMap", "name": "site", "optional": false}, {"kind": "Secret", "name": "keys", "optional": true},
+            ],
+        });
+        assert_eq!(one, json!({ "postBuild": post }));
+        let change = Change {
+            substitute: vec![("site".to_owned(), "eu-1".to_owned()), ("tier".to_owned(), "a=b".to_owned())],
+            substitute_from: vec![substitute_from("ConfigMap/site").unwrap(), substitute_from("secret/keys?").unwrap()],
+            ..Change::default()
+        };
+        assert_eq!(Value::Object(change.json()), json!({ "postBuild": post }));
         for (bad, why) in [
+            ("name=a substitute.1a=b", "substitute.1a: expected NAME=VALUE"),
+            ("name=a substitute.a=b substitute.a=c", "substitute.a is there twice"),
+            ("name=a substitute_from=Pod/x", "expected ConfigMap/NAME"),
             ("path=./a", "name=NAME is missing"),
             ("name=a b", "b is no KEY=VALUE"),
             ("name=a color=red", "color is none of"),

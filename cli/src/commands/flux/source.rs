@@ -177,6 +177,49 @@ pub struct Repository {
     /// The service account whose image pull secrets are used (oci)
     #[arg(long, value_name = "NAME")]
     pub service_account_name: Option<String>,
+    /// Sign in by Azure's workload identity (oci)
+    #[arg(long, value_name = "true|false", num_args = 0..=1, default_missing_value = "true")]
+    pub use_workload_identity: Option<bool>,
+    /// What checks the artifact's signature (oci)
+    #[arg(long, value_name = "cosign|notation", ignore_case = true, value_parser = ["cosign", "notation"])]
+    pub verification_provider: Option<String>,
+    /// A public key, trust policy or certificate for that, as NAME=FILE; repeat for several (oci)
+    #[arg(long, value_name = "NAME=FILE", value_parser = named_file)]
+    pub verification_config_file: Vec<(String, PathBuf)>,
+    /// Who must have signed without a key, as ISSUER=SUBJECT, both regular expressions, split at the first = ; repeat for
+    /// several (oci)
+    #[arg(long, value_name = "ISSUER=SUBJECT", value_parser = signer)]
+    pub match_oidc_identity: Vec<Value>,
+    /// File with the authorities of the registry's certificate, PEM (oci)
+    #[arg(long, value_name = "FILE")]
+    pub tls_ca_certificate_file: Option<PathBuf>,
+    /// File with the certificate that is shown to the registry, PEM (oci)
+    #[arg(long, value_name = "FILE")]
+    pub tls_client_certificate_file: Option<PathBuf>,
+    /// File with its private key, PEM; - is standard input (oci)
+    #[arg(long, value_name = "FILE")]
+    pub tls_private_key_file: Option<PathBuf>,
+}
+
+/// `NAME=FILE`.
+fn named_file(text: &str) -> Result<(String, PathBuf), String> {
+    match text.split_once('=') {
+        Some((name, file)) if !name.is_empty() && !file.is_empty() => Ok((name.to_owned(), file.into())),
+        _ => Err("expected NAME=FILE, such as cosign.pub=./cosign.pub".to_owned()),
+    }
+}
+
+/// `ISSUER=SUBJECT` of a keyless signature.
+fn signer(text: &str) -> Result<Value, String> {
+    match text.split_once('=') {
+        Some((issuer, subject)) if !issuer.is_empty() && !subject.is_empty() => {
+            Ok(json!({"issuer": issuer, "subject": subject}))
+        }
+        _ => {
+            Err("expected ISSUER=SUBJECT, such as ^https://issuer.example.org$=^https://git.example.org/team/"
+                .to_owned())
+        }
+    }
 }
 
 /// Options of buckets.
@@ -331,6 +374,7 @@ impl Source {
             &repository.known_hosts_file,
             &repository.https_key_file,
             &repository.https_ca_cert_file,
+            &repository.tls_private_key_file,
             &bucket.bucket_secret_key_file,
             &blob.account_key_file,
             &blob.sas_token_file,
@@ -360,6 +404,21 @@ impl Repository {
         let https_key = secret(self.https_key.as_ref(), self.https_key_file.as_ref(), https)?;
         let ca = ("--https-ca-cert", "--https-ca-cert-file");
         let authorities = encoded(self.https_ca_cert.as_ref(), self.https_ca_cert_file.as_ref(), ca)?;
+        let of_file = |file: Option<&PathBuf>, option| encoded(None, file, (option, option));
+        let tls_ca = of_file(self.tls_ca_certificate_file.as_ref(), "--tls-ca-certificate-file")?;
+        let tls_own = of_file(self.tls_client_certificate_file.as_ref(), "--tls-client-certificate-file")?;
+        let tls_key = of_file(self.tls_private_key_file.as_ref(), "--tls-private-key-file")?;
+        let mut configs = Map::new();
+        for (name, file) in &self.verification_config_file {
+            let text = of_file(Some(file), "--verification-config-file")?.unwrap_or_default();
+            if configs.insert(name.clone(), text).is_some() {
+                return Err(Failure::usage(anyhow!("--verification-config-file: {name} is there twice")));
+            }
+        }
+        let configs = (!configs.is_empty()).then_some(Value::Object(configs));
+        let signers = &self.match_oidc_identity;
+        let signers = (!signers.is_empty()).then(|| Value::Array(signers.clone()));
+        let verifier = self.verification_provider.as_deref().map(|name| Value::from(name.to_ascii_lowercase()));
         Ok(vec![
             ("--branch", GIT, "repositoryRef.branch", text(self.branch.as_ref())),
             ("--tag", TAGGED, "repositoryRef.tag", text(self.tag.as_ref())),
@@ -376,6 +435,13 @@ impl Repository {
             ("--oci-media-type", OCI, "layerSelector.mediaType", text(self.oci_media_type.as_ref())),
             ("--oci-operation", OCI, "layerSelector.operation", text(self.oci_operation.as_ref())),
             ("--service-account-name", OCI, "serviceAccountName", text(self.service_account_name.as_ref())),
+            ("--use-workload-identity", OCI, "useWorkloadIdentity", self.use_workload_identity.map(Value::from)),
+            ("--verification-provider", OCI, "verify.provider", verifier),
+            ("--verification-config-file", OCI, "verify.verificationConfig", configs),
+            ("--match-oidc-identity", OCI, "verify.matchOidcIdentity", signers),
+            ("--tls-ca-certificate-file", OCI, "tlsConfig.caCertificate", tls_ca),
+            ("--tls-client-certificate-file", OCI, "tlsConfig.clientCertificate", tls_own),
+            ("--tls-private-key-file", OCI, "tlsConfig.privateKey", tls_key),
         ])
     }
 }
@@ -500,6 +566,38 @@ mod tests {
         let repository = Repository { digest: text("sha256:0"), tag: text("1"), ..Repository::default() };
         let both = Source { repository, ..Source::default() };
         assert!(filled(&both, Kind::Oci).unwrap_err().contains("one of --tag, --semver, --digest"));
+    }
+
+    #[test]
+    fn g4_signatures_and_certificates_of_a_registry_are_read_from_files() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = |name: &str| {
+            let path = folder.path().join(name);
+            std::fs::write(&path, name).unwrap();
+            path
+        };
+        let repository = Repository {
+            verification_provider: Some("Cosign".to_owned()),
+            verification_config_file: vec![("cosign.pub".to_owned(), file("public"))],
+            match_oidc_identity: vec![signer("^https://i$=^s=1$").unwrap()],
+            tls_ca_certificate_file: Some(file("ca")),
+            tls_client_certificate_file: Some(file("own")),
+            tls_private_key_file: Some(file("key")),
+            use_workload_identity: Some(true),
+            ..Repository::default()
+        };
+        let source = Source { repository, ..Source::default() };
+        let encoded = |text: &str| BASE64.encode(text);
+        let expected = json!({"ociRepository": {
+            "verify": {
+                "provider": "cosign", "verificationConfig": {"cosign.pub": encoded("public")},
+                "matchOidcIdentity": [{"issuer": "^https://i$", "subject": "^s=1$"}],
+            },
+            "tlsConfig": {"caCertificate": encoded("ca"), "clientCertificate": encoded("own"), "privateKey": encoded("key")},
+            "useWorkloadIdentity": true,
+        }});
+        assert_eq!(filled(&source, Kind::Oci).unwrap(), expected);
+        assert!(named_file("cosign.pub").is_err() && signer("issuer").is_err());
     }
 
     #[test]
