@@ -36,7 +36,7 @@ use self::{
 pub use self::{
     deployment::{Deployment, RoleSet},
     extensions::{Extensions, LockedSetting},
-    gitops::Gitops,
+    gitops::{Gitops, proxy_address},
     guard::{Guard, Owner, service_address},
     identity::{IdentitySource, IdentityStore, ManagedIdentity, Via},
     identity_tokens::TokenListener,

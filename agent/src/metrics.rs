@@ -76,12 +76,21 @@ pub fn describe() {
         "agent_flux_log_lines_total",
         "Log lines of Flux's controllers that were read, by what became of them"
     );
+    describe_counter!(
+        "agent_egress_connections_total",
+        "Connections to sources that the gateway reaches, by what became of them"
+    );
     describe_counter!("agent_pushes_total", "Pushes to the gateway, by kind and result");
 }
 
 /// A log line of Flux was read: `taken`, `nobodys`, `too_many` or `unreadable`.
 pub fn flux_log_line(what: &'static str) {
     counter!("agent_flux_log_lines_total", "result" => what).increment(1);
+}
+
+/// A connection to a source that the gateway reaches was opened, or refused.
+pub fn egress(result: &'static str) {
+    counter!("agent_egress_connections_total", "result" => result).increment(1);
 }
 
 /// A request ended.

@@ -19,6 +19,7 @@ pub mod clusteridentityoperator;
 pub mod config_agent;
 pub mod controller_manager;
 pub mod echo;
+pub mod egress_proxy;
 pub mod extension_manager;
 pub mod flux_logs_agent;
 pub mod fluxconfig_agent;
@@ -67,6 +68,7 @@ pub const ALL: &[Entry] = &[
     clusteridentityoperator::ENTRY,
     config_agent::ENTRY,
     echo::ENTRY,
+    egress_proxy::ENTRY,
     extension_manager::ENTRY,
     flux_logs_agent::ENTRY,
     fluxconfig_agent::ENTRY,

@@ -5,6 +5,7 @@
 //! |---|---|
 //! | [`tunnel`] | exchanges on streams that an agent opens: the cluster is the one of the tunnel's certificate |
 //! | [`listener`] | exchanges at the public listener, below `/.towline/agent`: nobody has proved anything yet |
+//! | [`egress`] | connections to hosts that this gateway reaches for an agent |
 //!
 //! The rest is one file for each question. A new one is a file and a line in [`OF_TUNNELS`] or [`OF_VISITORS`].
 
@@ -12,6 +13,7 @@ pub mod catalogue;
 pub mod certificate;
 pub mod challenge;
 pub mod desired;
+pub mod egress;
 pub mod enrol;
 pub mod heartbeat;
 pub mod listener;

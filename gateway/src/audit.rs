@@ -244,6 +244,32 @@ impl Drop for Record {
     }
 }
 
+/// A connection of a cluster to a host that this gateway reaches, at its end.
+pub struct Passed<'a> {
+    /// When it began.
+    pub time: SystemTime,
+    /// The id of its stream.
+    pub id: RequestId,
+    /// Whose it is.
+    pub cluster: &'a str,
+    /// The flux configuration that it is for.
+    pub configuration: &'a str,
+    /// Where it was to lead, `host:port`.
+    pub to: &'a str,
+    /// Where it led.
+    pub address: Option<SocketAddr>,
+    /// How it ended.
+    pub outcome: Outcome,
+    /// Why, if somebody refused or ended it.
+    pub reason: Option<&'a str>,
+    /// Bytes from the cluster.
+    pub up: u64,
+    /// Bytes to the cluster.
+    pub down: u64,
+    /// How long it lasted.
+    pub took: Duration,
+}
+
 /// The queue to the writer.
 pub struct AuditLog {
     queue: mpsc::Sender<Entry>,
@@ -310,6 +336,30 @@ impl AuditLog {
             "path": text(path),
             "outcome": outcome,
             "reason": refused,
+        });
+        self.write(Entry::Line(format!("{line}\n").into_bytes()), metrics);
+    }
+
+    /// A line about a connection of a cluster to a host that this gateway reaches.
+    pub fn egress(&self, metrics: &Metrics, passed: &Passed<'_>) {
+        let text = |text: &str| {
+            let (kept, mark) = line::cut(text);
+            format!("{kept}{mark}")
+        };
+        let line = serde_json::json!({
+            "time": line::spell(passed.time),
+            "event": "egress",
+            "request_id": passed.id.to_string(),
+            "cluster": passed.cluster,
+            "name": text(passed.configuration),
+            "method": "CONNECT",
+            "path": text(passed.to),
+            "address": passed.address.map(|address| address.to_string()),
+            "outcome": passed.outcome,
+            "reason": passed.reason.map(text),
+            "bytes_up": passed.up,
+            "bytes_down": passed.down,
+            "duration_ms": u64::try_from(passed.took.as_millis()).unwrap_or(u64::MAX),
         });
         self.write(Entry::Line(format!("{line}\n").into_bytes()), metrics);
     }

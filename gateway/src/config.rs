@@ -3,6 +3,7 @@
 
 pub mod agents;
 pub mod api;
+pub mod egress;
 pub mod issuer;
 pub mod reference;
 pub mod upgrades;
@@ -24,7 +25,7 @@ use certs::{Credentials, is_below};
 use daemon::settings::{self, BadFile, Faults, Section};
 use types::{ids::ClusterId, limits};
 
-use self::{agents::Agents, api::Api, issuer::BuiltInIssuer};
+use self::{agents::Agents, api::Api, egress::Egress, issuer::BuiltInIssuer};
 
 /// All that a gateway is told.
 #[derive(Debug, Clone)]
@@ -166,6 +167,8 @@ pub struct Dynamic {
     pub disabled: HashSet<String>,
     /// How sessions live.
     pub sessions: Sessions,
+    /// Hosts that clusters reach through this gateway.
+    pub egress: Egress,
 }
 
 /// A right to reach clusters.
@@ -385,7 +388,8 @@ fn parse_dynamic(root: &mut Section, faults: &mut Faults) -> Dynamic {
         section.end(faults);
     }
     let sessions = parse_sessions(root.section("sessions", faults), faults);
-    Dynamic { issuers, clusters, grants, disabled, sessions }
+    let egress = Egress::read(root.section("egress", faults), faults);
+    Dynamic { issuers, clusters, grants, disabled, sessions, egress }
 }
 
 fn parse_sessions(mut section: Section, faults: &mut Faults) -> Sessions {

@@ -82,6 +82,12 @@ pub struct Metrics {
     pub audit_dropped: Counter,
     /// Reloads that failed.
     pub reloads_failed: Counter,
+    /// Connections of clusters to hosts that this gateway reaches.
+    pub egress: std::sync::Arc<Open>,
+    /// Bytes of these, from clusters.
+    pub egress_bytes_up: Counter,
+    /// Bytes of these, to clusters.
+    pub egress_bytes_down: Counter,
     /// Requests that ended, by stage and [`CLASSES`].
     requests_ended: [[OnceLock<Counter>; CLASSES.len()]; Stage::Relay as usize + 1],
 }
@@ -101,6 +107,7 @@ const ANSWER_BUCKETS: [f64; 14] =
     [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 30.0, 120.0];
 const REFUSED: &str = "gateway_connections_refused_total";
 const ENROLMENTS: &str = "gateway_enrolments_total";
+const EGRESS: &str = "gateway_egress_total";
 const OPEN_TUNNELS: &str = "gateway_tunnels_open";
 const TUNNELS_OF_VERSION: &str = "gateway_tunnels_by_agent_version";
 const HELLOS: &str = "gateway_hellos_total";
@@ -134,6 +141,7 @@ impl Metrics {
         describe("gateway_streams_open", "Tunnel streams opened for users");
         describe("gateway_sessions_open", "Sessions that are re-authorised");
         describe("gateway_handshakes_open", "TLS and hello handshakes going on");
+        describe("gateway_egress_open", "Connections of clusters to hosts that this gateway reaches");
         describe(OPEN_TUNNELS, "Tunnels that are up, by carrier");
         describe(TUNNELS_OF_VERSION, "Tunnels that are up, by how the version of their agents fits the gateway's");
         describe(BUILD, "1, with the version of the gateway");
@@ -160,6 +168,8 @@ impl Metrics {
             None,
             "What clusters told of upgrades of their agents, by state".into(),
         );
+        let text = "Connections of clusters to hosts that this gateway reaches, by what became of them";
+        recorder.describe_counter(EGRESS.into(), None, text.into());
         recorder.describe_counter(ENROLMENTS.into(), None, "Clusters that asked for a certificate, by outcome".into());
         recorder.describe_histogram(ANSWER_SECONDS.into(), Some(Unit::Seconds), "Head to answer's head".into());
         Self {
@@ -176,6 +186,9 @@ impl Metrics {
             bytes_down: count("gateway_bytes_down_total", "Body and upgraded bytes from clusters to users"),
             audit_dropped: count("gateway_audit_dropped_total", "Audit records that could not be written"),
             reloads_failed: count("gateway_reloads_failed_total", "Reloads that kept the old configuration"),
+            egress: open("gateway_egress_open", vec![]),
+            egress_bytes_up: count("gateway_egress_bytes_up_total", "Bytes from clusters to hosts of [egress]"),
+            egress_bytes_down: count("gateway_egress_bytes_down_total", "Bytes from hosts of [egress] to clusters"),
             requests_ended: Default::default(),
             handle: recorder.handle(),
             recorder,
@@ -212,6 +225,12 @@ impl Metrics {
     pub fn connection_refused(&self, cause: Cause) {
         let labels = vec![Label::from_static_parts("cause", cause.as_str())];
         self.recorder.register_counter(&Key::from_parts(REFUSED, labels), &METADATA).increment(1);
+    }
+
+    /// Counts a connection of a cluster to a host of `[egress]`.
+    pub fn egress(&self, outcome: &'static str) {
+        let labels = vec![Label::from_static_parts("outcome", outcome)];
+        self.recorder.register_counter(&Key::from_parts(EGRESS, labels), &METADATA).increment(1);
     }
 
     /// Counts an enrolment.

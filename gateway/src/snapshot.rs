@@ -21,7 +21,7 @@ use crate::{
     account_names::AccountNames,
     accounts::Accounts,
     cluster::{Agents, Cluster, ClusterRef, Gone, Named, REACH},
-    config::{Dynamic, Sessions},
+    config::{Dynamic, Sessions, egress::Egress},
     directory::Directory,
     guid::is_guid,
     identity::{Access, Holder, Principal},
@@ -48,6 +48,8 @@ pub struct Snapshot {
     roots: Option<Roots>,
     /// How sessions live.
     pub sessions: Sessions,
+    /// Hosts that clusters reach through this gateway.
+    pub egress: Arc<Egress>,
     /// What the store adds: more clusters, roles and their assignments.
     pub directory: Arc<Directory>,
     /// The built-in issuer's accounts, if there is one.
@@ -64,6 +66,7 @@ impl Snapshot {
             verifier,
             roots: None,
             sessions: dynamic.sessions,
+            egress: Arc::new(dynamic.egress.clone()),
             directory: Arc::default(),
             accounts: None,
         }

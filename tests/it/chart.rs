@@ -27,6 +27,7 @@ const NOT_FOR_PODS: &[(&str, &str)] = &[
     ("identity.directory", "a Secret keeps it"),
     ("identity_tokens.directory", "a Secret keeps it"),
     ("guard.directory", "Secrets keep it"),
+    ("gitops.proxy_listen", "the Service of the extension microsoft.flux leads to its default"),
     ("cluster.kubeconfig", "pods have a service account"),
     ("cluster.context", "pods have a service account"),
     ("cluster.service_account_dir", "pods have it where it always is"),

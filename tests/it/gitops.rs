@@ -1,7 +1,13 @@
-//! GitOps end to end (docs/features.md G2-G7, X3): the real gateway with a catalogue that has microsoft.flux, the agents
+//! GitOps end to end (docs/features.md G2-G7, X3, N1): the real gateway with a catalogue that has microsoft.flux, the agents
 //! and Flux's own controllers as pods in the real cluster, and a real Git server over TLS with a password.
 
-use std::{path::PathBuf, process::Command, time::Duration};
+use std::{
+    io::{BufRead as _, BufReader, Write as _},
+    net::TcpStream,
+    path::PathBuf,
+    process::Command,
+    time::Duration,
+};
 
 use anyhow::{Context, ensure};
 use base64::{Engine, engine::general_purpose::STANDARD as BASE64};
@@ -41,6 +47,11 @@ pub fn tests() -> Vec<Trial> {
         installs("gitops::g3_by_ssh_a_host_whose_key_changes_is_refused", Needs::Pods, by_ssh),
         installs("gitops::g7_configuration_of_a_namespace_has_rights_there_alone", Needs::Pods, namespaced),
         installs("gitops::g7_what_the_owner_of_the_cluster_did_not_allow_is_refused_there", Needs::Pods, pinned),
+        installs(
+            "gitops::n1_a_source_that_only_the_gateway_reaches_is_fetched_through_it",
+            Needs::Pods,
+            through_gateway,
+        ),
     ]
 }
 
@@ -63,6 +74,11 @@ pub fn chart() -> anyhow::Result<PathBuf> {
 
 impl Gitops {
     pub fn start(name: &str, more: &[&str]) -> anyhow::Result<Self> {
+        Self::start_with(name, more, &[])
+    }
+
+    /// The same, with settings of the gateway.
+    fn start_with(name: &str, more: &[&str], settings: &[&str]) -> anyhow::Result<Self> {
         let admin = cluster().admin();
         clean(&admin)?;
         for image in ["extension-manager", "source-controller", "kustomize-controller"] {
@@ -80,7 +96,9 @@ impl Gitops {
             command.arg("catalogue").args(args).args(["--catalogue", &catalogue]);
             run(&mut command, Duration::from_secs(60))?.ok()?;
         }
-        let site = with_pods_and(name, &["--set", &format!("api.catalogue_dir={catalogue:?}")])?;
+        let catalogue = format!("api.catalogue_dir={catalogue:?}");
+        let settings = settings.iter().copied().chain([catalogue.as_str()]).flat_map(|setting| ["--set", setting]);
+        let site = with_pods_and(name, &settings.collect::<Vec<_>>())?;
         let connect = ["connect", "-n", "c1", "-g", GROUP, "--replicas", "1", "--skip-network-check"];
         let public = format!("{key}.pub");
         site.ok(&[&connect[..], &["--extensions", "--catalogue-key", &public], more].concat()).with_context(pods)?;
@@ -451,6 +469,98 @@ fn by_ssh() -> anyhow::Result<()> {
     })?;
     gitops.delete("shop")?;
     gitops.end()
+}
+
+/// N1: a Git server at the loopback address of the gateway's machine, where no pod comes.
+fn through_gateway() -> anyhow::Result<()> {
+    let server = GitServer::start_at("127.0.0.1", &scratch("gitops-through-git"))?;
+    let at = server.address.to_string();
+    let gitops = Gitops::start_with("gitops-through", &[], &[&format!("egress.hosts=[{at:?}]")])?;
+    let repository = server.repository("team")?;
+    let config = |greeting: &str| {
+        format!("apiVersion: v1\nkind: ConfigMap\nmetadata: {{name: web}}\ndata: {{greeting: {greeting}}}\n")
+    };
+    let first = repository.push(&[
+        ("apps/web.yaml", Some(&config("hello"))),
+        ("other/db.yaml", Some(&config("one").replace("web", "db"))),
+    ])?;
+    let mut properties = gitops.properties(&repository);
+    properties["scope"] = "namespace".into();
+    properties["namespace"] = "team".into();
+    properties["gitRepository"]["httpsCACert"] = BASE64.encode(&server.ca).into();
+    properties["throughGateway"] = true.into();
+    gitops.put("team", &properties)?;
+    gitops.await_compliant("team", &first, FIRST)?;
+    ensure!(gitops.field("team", "configmap/web", "{.data.greeting}")? == "hello");
+    ensure!(server.served() > 0);
+
+    // What the operator did not list is refused when it is written, and so is what TLS does not protect.
+    for (url, why) in [("https://127.0.0.1:1/team.git", "does not reach 127.0.0.1:1"), ("git@h:team", "over ssh")] {
+        let mut other = properties.clone();
+        other["gitRepository"] = json!({"url": url, "repositoryRef": {"branch": "main"}});
+        other["configurationProtectedSettings"] = json!({});
+        let refused = gitops.put("other", &other).err().map(|error| error.to_string()).unwrap_or_default();
+        ensure!(refused.contains("400") && refused.contains(why), "{refused}");
+    }
+
+    // Whoever has no credentials gets nowhere, and those of a configuration lead to its own source alone.
+    let pods = ["-n", "towline", "get", "pods", "-l", "app.kubernetes.io/name=towline-fluxconfig-agent", "-o"];
+    let of_pod = |path: &str| gitops.admin.ok(&[&pods[..], &[&format!("jsonpath={{.items[0].{path}}}")]].concat());
+    let agent = of_pod("status.podIP")?;
+    let credential = |key: &str| -> anyhow::Result<String> {
+        let text = gitops.field("team", "secret/team-proxy", &format!("{{.data.{key}}}"))?;
+        Ok(String::from_utf8(BASE64.decode(text)?)?)
+    };
+    let (user, password) = (credential("username")?, credential("password")?);
+    tests::stack::note_secret(&password)?;
+    ensure!(credential("address")?.starts_with("http://"));
+    ensure!(connect_status(agent.trim(), &at, "nobody:nothing")? == "407");
+    let own = format!("{user}:{password}");
+    ensure!(connect_status(agent.trim(), "127.0.0.1:1", &own)? == "403");
+    ensure!(connect_status(agent.trim(), &at, &own)? == "200");
+
+    // The list changes: the source says so, and each attempt is counted on both sides.
+    let file = gitops.site.stack.state().join("gateway.toml");
+    let settings = std::fs::read_to_string(&file)?;
+    std::fs::write(&file, settings.replace(&at, "192.0.2.1:9"))?;
+    repository.push(&[("apps/web.yaml", Some(&config("again")))])?;
+    gitops.await_shown("team", "is refused by the gateway", SOON, |shown| {
+        shown["complianceState"] == "Non-Compliant" && shown.to_string().contains("[egress] hosts of the gateway")
+    })?;
+    let metrics = gitops.site.stack.admin_get("/metrics")?;
+    for counted in ["gateway_egress_total{outcome=\"host_not_allowed\"}", "gateway_egress_total{outcome=\"complete\"}"]
+    {
+        ensure!(metrics.contains(counted), "{metrics}");
+    }
+    let path = format!("/api/v1/namespaces/towline/pods/{}:9091/proxy/metrics", of_pod("metadata.name")?.trim());
+    let counted = gitops.admin.ok(&["get", "--raw", &path])?;
+    for result in ["opened", "unauthenticated", "other_host", "gateway_refused"] {
+        ensure!(counted.contains(&format!("agent_egress_connections_total{{result=\"{result}\"}}")), "{counted}");
+    }
+    std::fs::write(&file, settings)?;
+    let again = repository.push(&[("apps/web.yaml", Some(&config("allowed")))])?;
+    gitops.await_compliant("team", &again, SOON)?;
+
+    // Without it, nothing leads there.
+    properties["throughGateway"] = false.into();
+    gitops.put("team", &properties)?;
+    gitops.await_shown("team", "is not reached", SOON, |shown| {
+        shown["complianceState"] == "Non-Compliant" && shown.to_string().contains("connection refused")
+    })?;
+    ensure!(gitops.field("team", "secret/team-proxy", "{.metadata.name}")?.is_empty());
+    gitops.delete("team")?;
+    gitops.end()
+}
+
+/// What the proxy in the cluster answers to CONNECT: the status.
+fn connect_status(proxy: &str, to: &str, credentials: &str) -> anyhow::Result<String> {
+    let mut socket = TcpStream::connect((proxy, 3128))?;
+    socket.set_read_timeout(Some(Duration::from_secs(60)))?;
+    let credentials = BASE64.encode(credentials);
+    write!(socket, "CONNECT {to} HTTP/1.1\r\nHost: {to}\r\nProxy-Authorization: Basic {credentials}\r\n\r\n")?;
+    let mut line = String::new();
+    BufReader::new(socket).read_line(&mut line)?;
+    Ok(line.split(' ').nth(1).unwrap_or_default().to_owned())
 }
 
 fn pinned() -> anyhow::Result<()> {

@@ -1,6 +1,9 @@
 //! What flux configurations may do in this cluster, whatever the gateway wants (docs/features.md G1, G7).
 
-use std::time::Duration;
+use std::{
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    time::Duration,
+};
 
 use daemon::settings::{
     Faults, Section,
@@ -17,6 +20,11 @@ use super::{
 const RESYNC_INTERVAL: Duration = Duration::from_secs(300);
 const RESYNC_INTERVAL_MIN: Duration = Duration::from_secs(10);
 const RESYNC_INTERVAL_MAX: Duration = Duration::from_secs(24 * 3600);
+/// Where the proxy to sources that the gateway reaches listens. The chart's Service leads there.
+const PROXY_LISTEN: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 3128);
+/// Environment variables that Kubernetes sets in pods for the Service `egress-proxy`.
+const SERVICE_HOST: &str = "EGRESS_PROXY_SERVICE_HOST";
+const SERVICE_PORT: &str = "EGRESS_PROXY_SERVICE_PORT";
 /// Entries of one list of pins.
 const PINS_MAX: usize = 1000;
 
@@ -46,6 +54,11 @@ pub(super) const TABLE: Table = table(
             "\"5m\"",
             "How often everything is compared with the cluster though nothing has changed.",
         ),
+        Key::default(
+            "proxy_listen",
+            "\"0.0.0.0:3128\"",
+            "Address and port of the proxy by which Flux reaches sources through the gateway; it listens once a configuration needs it.",
+        ),
     ],
 );
 
@@ -60,6 +73,8 @@ pub struct Gitops {
     pub allowed_namespaces: Option<Vec<String>>,
     /// How often everything is compared with the cluster though nothing has changed.
     pub resync_interval: Duration,
+    /// Where the proxy to sources that the gateway reaches listens.
+    pub proxy_listen: SocketAddr,
 }
 
 impl Default for Gitops {
@@ -69,8 +84,16 @@ impl Default for Gitops {
             allowed_scopes: None,
             allowed_namespaces: None,
             resync_interval: RESYNC_INTERVAL,
+            proxy_listen: PROXY_LISTEN,
         }
     }
+}
+
+/// How others in the cluster reach the proxy, as a pod knows it that was started after the Service was made.
+pub fn proxy_address() -> Option<String> {
+    let host: IpAddr = std::env::var(SERVICE_HOST).ok()?.parse().ok()?;
+    let port = std::env::var(SERVICE_PORT).ok()?.parse().ok()?;
+    Some(format!("http://{}", SocketAddr::new(host, port)))
 }
 
 pub(super) fn read(mut section: Section, roles: RoleSet, out: &mut Faults) -> Gitops {
@@ -92,11 +115,13 @@ pub(super) fn read(mut section: Section, roles: RoleSet, out: &mut Faults) -> Gi
     }
     let range = RESYNC_INTERVAL_MIN..=RESYNC_INTERVAL_MAX;
     let resync_interval = section.duration("resync_interval", range, out).unwrap_or(RESYNC_INTERVAL);
+    let address = |text: &str| text.parse::<SocketAddr>().map_err(|_| "expected an address and a port");
+    let proxy_listen = section.parsed("proxy_listen", out, address).unwrap_or(PROXY_LISTEN);
     if !roles.runs(Deployment::FluxconfigAgent) {
         out.push(section.key("resync_interval"), is_for(Deployment::FluxconfigAgent, "it makes Flux's objects"));
     }
     section.end(out);
-    Gitops { allowed_repositories, allowed_scopes, allowed_namespaces, resync_interval }
+    Gitops { allowed_repositories, allowed_scopes, allowed_namespaces, resync_interval, proxy_listen }
 }
 
 #[cfg(test)]

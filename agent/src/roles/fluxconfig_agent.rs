@@ -53,6 +53,7 @@ use self::{
 };
 use super::{
     Entry, Role,
+    egress_proxy::Grants,
     health::Reporter,
     objects::{
         Kind,
@@ -66,7 +67,7 @@ use super::{
     },
 };
 use crate::{
-    config::{Deployment, Gitops},
+    config::{Deployment, Gitops, proxy_address},
     identity::clock::SharedClock,
 };
 
@@ -87,6 +88,8 @@ pub const ENTRY: Entry = Entry {
             clock: parts.clock.clone(),
             health: parts.health.of(NAME),
             gateway: parts.api.clone(),
+            egress: parts.egress.clone(),
+            proxy: proxy_address(),
         })))
     },
 };
@@ -297,6 +300,10 @@ pub struct FluxconfigAgent<G> {
     pub health: Reporter,
     /// What answers questions about what is wanted, and is told how far it is.
     pub gateway: G,
+    /// Who may reach a source through the gateway.
+    pub egress: Grants,
+    /// How others in the cluster reach the proxy that leads there; none where its Service is not there.
+    pub proxy: Option<String>,
 }
 
 impl<G: Gateway> FluxconfigAgent<G> {
@@ -356,6 +363,8 @@ impl<G: Gateway> FluxconfigAgent<G> {
             views: shared.views,
             ledger,
             settings: &self.settings,
+            egress: &self.egress,
+            proxy: self.proxy.as_deref(),
             progress: Progress::new(store, self.clock.clone()),
             clock: self.clock.clone(),
             troubles: shared.troubles,

@@ -10,6 +10,7 @@ use types::ids::ClusterId;
 use super::{
     cluster_metadata_operator::Facts,
     config_agent::Wanted,
+    egress_proxy::Grants,
     health::Health,
     kube_aad_proxy::{
         authenticate::Authenticator,
@@ -65,6 +66,8 @@ pub struct Parts {
     pub wanted: Wanted,
     /// What is known of the cluster; nothing before the first look.
     pub facts: watch::Sender<Option<Facts>>,
+    /// Who in the cluster may reach a source through the gateway.
+    pub egress: Grants,
     /// The metrics of this process.
     pub metrics: Option<PrometheusHandle>,
     /// The log lines of this process.
@@ -156,6 +159,7 @@ impl Parts {
             tunnels,
             api,
             facts: watch::Sender::new(None),
+            egress: Grants::default(),
             metrics,
             logs,
         })

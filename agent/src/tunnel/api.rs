@@ -13,7 +13,7 @@ use tunnel::{
     wire::head::{RequestHead, ResponseHead},
 };
 use types::{
-    agent_api::{BODY_BYTES, ROLE},
+    agent_api::{BODY_BYTES, EGRESS_PATH, EGRESS_ROLE, ROLE},
     ids::RequestId,
     limits,
 };
@@ -28,6 +28,8 @@ const POLL_DEADLINE: Duration = Duration::from_secs(90);
 const BULK_PIECE_BYTES: usize = 16 * 1024;
 /// How long one piece waits for more urgent exchanges: they are small.
 const BULK_YIELD: Duration = Duration::from_secs(5);
+/// How long a host that the gateway reaches may take, with the wait for a tunnel: a look-up, a connection, and both ways.
+const REACH_DEADLINE: Duration = Duration::from_secs(40);
 /// Seconds of a `Retry-After` that are respected.
 const RETRY_AFTER_MAX: u64 = 24 * 3600;
 /// Characters of a gateway's message that are kept.
@@ -211,6 +213,22 @@ impl AgentApi {
         tokio::time::timeout(deadline, exchange).await.unwrap_or_else(|_| Err(late(deadline))).map(|_| ())
     }
 
+    /// Opens a way to the source of a flux configuration of this cluster, which the gateway dials (`host:port`): the stream
+    /// carries bytes both ways.
+    pub async fn reach(&self, configuration: &str, to: &str) -> Result<Stream, ApiError> {
+        let target = format!("{EGRESS_PATH}?configuration={configuration}&to={to}");
+        let reached = async {
+            let mut stream = self.open_as(EGRESS_ROLE, Method::CONNECT, &target, HeaderMap::new()).await?;
+            let head = answer_head(&mut stream).await?;
+            if head.status == StatusCode::OK {
+                return Ok(stream);
+            }
+            let body = rest(&mut stream, BODY_BYTES).await?;
+            Err(Refused::new(head.status, &head.headers, &body).into())
+        };
+        tokio::time::timeout(REACH_DEADLINE, reached).await.unwrap_or_else(|_| Err(late(REACH_DEADLINE)))
+    }
+
     async fn exchange(
         &self,
         method: Method,
@@ -245,8 +263,12 @@ impl AgentApi {
             headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
             headers.insert(header::CONTENT_LENGTH, HeaderValue::from(length));
         }
+        self.open_as(ROLE, method, path, headers).await
+    }
+
+    async fn open_as(&self, role: &str, method: Method, path: &str, headers: HeaderMap) -> Result<Stream, ApiError> {
         let head = RequestHead {
-            role: ROLE.to_owned(),
+            role: role.to_owned(),
             request_id: RequestId::random().map_err(|_| ApiError::Local("no random numbers".to_owned()))?,
             method,
             target: Bytes::copy_from_slice(path.as_bytes()),
@@ -283,9 +305,18 @@ fn late(deadline: Duration) -> ApiError {
 
 /// Reads an answer to its end.
 async fn answer(stream: &mut Stream, limit: usize) -> Result<Bytes, ApiError> {
-    let lost = |err: &dyn std::fmt::Display| ApiError::Unreachable(err.to_string());
+    let head = answer_head(stream).await?;
+    let body = rest(stream, limit).await?;
+    if head.status.is_success() { Ok(body) } else { Err(Refused::new(head.status, &head.headers, &body).into()) }
+}
+
+async fn answer_head(stream: &mut Stream) -> Result<ResponseHead, ApiError> {
     let message = stream.recv.recv_message(limits::HEAD_BYTES).await.map_err(|err| lost(&err))?;
-    let head = ResponseHead::decode(message).map_err(|err| ApiError::Unreadable(err.to_string()))?;
+    ResponseHead::decode(message).map_err(|err| ApiError::Unreadable(err.to_string()))
+}
+
+/// Reads a body of at most `limit` bytes.
+async fn rest(stream: &mut Stream, limit: usize) -> Result<Bytes, ApiError> {
     let mut body = Vec::new();
     while let Some(chunk) = stream.recv.recv().await.map_err(|err| lost(&err))? {
         if body.len() + chunk.len() > limit {
@@ -293,7 +324,11 @@ async fn answer(stream: &mut Stream, limit: usize) -> Result<Bytes, ApiError> {
         }
         body.extend_from_slice(&chunk);
     }
-    if head.status.is_success() { Ok(body.into()) } else { Err(Refused::new(head.status, &head.headers, &body).into()) }
+    Ok(body.into())
+}
+
+fn lost(err: &dyn std::fmt::Display) -> ApiError {
+    ApiError::Unreachable(err.to_string())
 }
 
 fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {

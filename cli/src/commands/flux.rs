@@ -78,6 +78,7 @@ const DETAILS: &[Column] = &[
     ("Bucket", "/properties/bucket"),
     ("AzureBlob", "/properties/azureBlob"),
     ("OCIRepository", "/properties/ociRepository"),
+    ("ThroughGateway", "/properties/throughGateway"),
     ("Kustomizations", "/properties/kustomizations"),
     ("PublicKey", "/properties/repositoryPublicKey"),
     ("ManagedBy", "/managedBy"),

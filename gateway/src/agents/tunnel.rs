@@ -13,9 +13,13 @@ use tunnel::{
         head::{RequestHead, ResponseHead},
     },
 };
-use types::{agent_api::ROLE, ids::ClusterKey, limits};
+use types::{
+    agent_api::{EGRESS_ROLE, ROLE},
+    ids::ClusterKey,
+    limits,
+};
 
-use super::{Agent, Call, OF_TUNNELS, Reply, answered, busy, certificate, find, in_time, named, query, whole};
+use super::{Agent, Call, OF_TUNNELS, Reply, answered, busy, certificate, egress, find, in_time, named, query, whole};
 use crate::{
     api_error::ApiError,
     control::Control,
@@ -58,11 +62,14 @@ impl Exchanges {
                 return stream.send.reset(StreamCode::BadHead);
             }
         };
-        let Some(control) = core.control.clone().filter(|_| head.role == ROLE) else {
+        let is_egress = head.role == EGRESS_ROLE;
+        let Some(control) = core.control.clone().filter(|_| is_egress || head.role == ROLE) else {
             tracing::debug!(tunnel = tunnel.id(), role = head.role, "no such role for an agent here");
             return stream.send.reset(StreamCode::UnknownRole);
         };
-        let Ok(place) = Arc::clone(&self.places).try_acquire_owned() else {
+        // Connections to other hosts last, and have places of their own.
+        let place = (!is_egress).then(|| Arc::clone(&self.places).try_acquire_owned());
+        let Ok(place) = place.transpose() else {
             return stream.send.reset(StreamCode::Limit);
         };
         let (core, tunnel, cluster) = (Arc::clone(core), Arc::clone(tunnel), Arc::clone(&self.cluster));
@@ -72,7 +79,13 @@ impl Exchanges {
                 biased;
                 // Whoever is cut off gets no further.
                 _ = handle.closed() => {}
-                () = exchange(core, control, &tunnel, &cluster, head, stream) => {}
+                () = async {
+                    if is_egress {
+                        egress::serve(&core, &control, &tunnel, &cluster, head, stream).await;
+                    } else {
+                        exchange(core, control, &tunnel, &cluster, head, stream).await;
+                    }
+                } => {}
             }
             drop(place);
         });

@@ -19,7 +19,7 @@ const fn many(name: &'static str, meaning: &'static str, keys: &'static [Key]) -
 pub fn text() -> String {
     let title = "The gateway's settings, all of them. Paths are relative to the file's folder. A duration has a unit: 250ms, 30s, 15m, 8h, 90d. \
         Made by `towline-gateway config-reference`; `towline-gateway check-config` names every fault of a file; SIGHUP reads it again \
-        (issuers, clusters, grants, sessions, limits and certificates are replaced at once, the rest at the next start).";
+        (issuers, clusters, grants, sessions, egress, limits and certificates are replaced at once, the rest at the next start).";
     reference::reference(title, TABLES, |section, faults| drop(Config::read(section, faults)))
 }
 
@@ -31,6 +31,12 @@ pub const TABLES: &[Table] = &[
     table("audit", false, "Where audit records go: one JSON object a line.", AUDIT),
     table("limits", false, "Bounds of the process.", LIMITS),
     table("sessions", false, "How sessions live.", SESSIONS),
+    table(
+        "egress",
+        false,
+        "Hosts that clusters reach through this gateway: sources of flux configurations with `throughGateway`.",
+        EGRESS,
+    ),
     table(
         "api",
         false,
@@ -152,6 +158,12 @@ const SESSIONS: &[Key] = &[
     ),
     Key::default("outlive_token", "\"8h\"", "How long a session may outlive its token; 0s is strict."),
 ];
+
+const EGRESS: &[Key] = &[Key::default(
+    "hosts",
+    "[]",
+    "Each as host:port, such as git.example.org:443, *.example.org:443 or 192.0.2.7:3000. Addresses of this machine and of its link, and metadata services, are dialled only where the list has the address itself.",
+)];
 
 const API: &[Key] = &[
     Key::required(

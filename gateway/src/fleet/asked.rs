@@ -21,6 +21,8 @@ use crate::{
 pub const EXCHANGES_OF_CLUSTER: usize = 64;
 /// Of these, such whose bodies are held.
 const BODIES: usize = 8;
+/// Connections of one cluster to hosts that this gateway reaches, at once: a source has one or two while it is fetched.
+pub const EGRESS_OF_CLUSTER: usize = 32;
 /// Clusters whose tunnels are gone are not looked for among fewer than twice so many.
 const SWEEP_LEAST: usize = 64;
 
@@ -47,6 +49,8 @@ pub struct OfCluster {
     pub places: Arc<Semaphore>,
     /// Places of those whose bodies are held.
     pub bodies: Semaphore,
+    /// Places of connections to hosts that this gateway reaches.
+    pub egress: Arc<Semaphore>,
 }
 
 impl Asked {
@@ -61,7 +65,8 @@ impl Asked {
             clusters.sweep_at = 2 * clusters.known.len().max(SWEEP_LEAST);
         }
         let places = Arc::new(Semaphore::new(EXCHANGES_OF_CLUSTER));
-        let new = Arc::new(OfCluster { places, bodies: Semaphore::new(BODIES) });
+        let egress = Arc::new(Semaphore::new(EGRESS_OF_CLUSTER));
+        let new = Arc::new(OfCluster { places, bodies: Semaphore::new(BODIES), egress });
         clusters.known.insert(*key, Arc::downgrade(&new));
         new
     }

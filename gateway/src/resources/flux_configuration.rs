@@ -17,6 +17,7 @@ use super::{
 };
 use crate::{
     api_error::ApiError,
+    config::egress::Destination,
     control::{
         Control,
         objects::{Followed, Parted},
@@ -52,6 +53,7 @@ const SOURCES: &[(&str, &str)] =
     &[("GitRepository", "gitRepository"), ("Bucket", "bucket"), ("AzureBlob", "azureBlob"), (OCI, "ociRepository")];
 const SOURCE_KINDS: &[&str] = &["GitRepository", "Bucket", "AzureBlob", OCI];
 const PROTECTED: &str = "configurationProtectedSettings";
+const THROUGH_GATEWAY: &str = "throughGateway";
 
 /// An interval or a timeout, in seconds.
 const fn seconds(name: &'static str) -> Property {
@@ -198,6 +200,8 @@ const PROPERTIES: &[Property] = &[
     Property::new("namespace", Type::Checked(rules::label)).or("default").create_only(),
     Property::new("sourceKind", Type::Words(SOURCE_KINDS)),
     Property::new("suspend", Type::Bool).or_bool(false),
+    // Not Azure's: whether the source is reached through the gateway.
+    Property::new(THROUGH_GATEWAY, Type::Bool),
     Property::new("gitRepository", Type::Object(GIT)).merged(),
     Property::new("bucket", Type::Object(BUCKET)).merged(),
     Property::new("azureBlob", Type::Object(BLOB)).merged(),
@@ -263,9 +267,7 @@ impl Kind for FluxConfigurations {
     }
 
     fn sends_secrets_to(&self, body: &Map<String, Value>) -> Option<String> {
-        let own = properties(body)?;
-        let address = SOURCES.iter().find_map(|(_, source)| own.get(*source)?.get("url")?.as_str())?;
-        Some(rules::origin(address))
+        Some(rules::origin(rules::address(properties(body)?)?))
     }
 
     fn check_name(&self, name: &str) -> Result<(), ErrorDetail> {
@@ -312,6 +314,7 @@ impl Kind for FluxConfigurations {
             rules::references(own, &mut faults);
             rules::protected(own, &mut faults);
             rules::credentials(own, writing.old.map(|old| old.protected.is_some()), &mut faults);
+            rules::through_gateway(own, &writing.control.snapshot().egress, &mut faults);
             rules::kustomizations(writing.id.name(), own, &mut faults);
             faults.truncate(FAULTS);
             if let Some(fault) = ErrorDetail::all(faults) {
@@ -375,6 +378,13 @@ impl Kind for FluxConfigurations {
             properties.insert("errorMessage".to_owned(), error.clone());
         }
     }
+}
+
+/// Where the source of a kept configuration is, if it is to be reached through the gateway.
+pub fn goes_through_gateway(body: &Value) -> Option<Destination> {
+    let own = properties(body.as_object()?)?;
+    let goes = own.get(THROUGH_GATEWAY).is_some_and(|goes| *goes == true);
+    rules::destination(own).filter(|_| goes)
 }
 
 /// What is kept of the status of an object in the cluster, and its rank: those that do not comply are shown first.

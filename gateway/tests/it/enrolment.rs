@@ -41,6 +41,7 @@ use crate::world::{self, Agent, Answer, Arrived, LONG, World};
 mod authorities;
 mod configured;
 mod connectivity;
+mod egress;
 
 pub const URL: &str = "https://gateway.test";
 pub const SUBSCRIPTION: &str = "11111111-1111-4111-8111-111111111111";

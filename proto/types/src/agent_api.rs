@@ -14,6 +14,12 @@ use crate::ids::ClusterId;
 
 /// The role of streams that an agent opens for its own exchanges.
 pub const ROLE: &str = "agent-api";
+/// The role of streams by which an agent reaches the source of a flux configuration through its gateway (docs/gitops.md):
+/// method CONNECT, target [`EGRESS_PATH`] with `?configuration=<name>&to=<host:port>`. After an answer of 200 the stream
+/// carries bytes both ways; any other answer is an error in the shape of the resource API.
+pub const EGRESS_ROLE: &str = "egress";
+/// The path of streams of role [`EGRESS_ROLE`].
+pub const EGRESS_PATH: &str = "/v1/egress";
 /// Where a cluster without a certificate asks for one, at the public listener.
 pub const ENROLMENT_PREFIX: &str = "/.towline/agent";
 /// Largest body of a message either way, in bytes, but for metrics and logs.

@@ -17,7 +17,7 @@ use super::{
     key::KeyPair,
     pins,
     place::Place,
-    render::{Configuration, Rendered, needs_key},
+    render::{Configuration, Proxy, Rendered, destination, needs_key},
     spec::{Properties, Scope, Secrets},
     views::{FluxKind, View, Views},
 };
@@ -25,14 +25,17 @@ use crate::{
     chain,
     config::Gitops,
     identity::{clock::SharedClock, parse, spell},
-    roles::objects::{
-        follow::Follow,
-        gateway::Gateway,
-        hidden::Hidden,
-        parts::Ledger,
-        progress::{Progress, operation, working},
-        state::{Fault, Happened, Item, Phase, Problem, Record, Status, Told, Wanted},
-        store::{CONTENT, Store, content},
+    roles::{
+        egress_proxy::Grants,
+        objects::{
+            follow::Follow,
+            gateway::Gateway,
+            hidden::Hidden,
+            parts::Ledger,
+            progress::{Progress, operation, working},
+            state::{Fault, Happened, Item, Phase, Problem, Record, Status, Told, Wanted},
+            store::{CONTENT, Store, content},
+        },
     },
 };
 
@@ -74,6 +77,10 @@ pub struct Converge<'a, G, K: Configurations> {
     pub ledger: Option<&'a Ledger>,
     /// What the owner of the cluster allows.
     pub settings: &'a Gitops,
+    /// Who may reach a source through the gateway.
+    pub egress: &'a Grants,
+    /// How Flux reaches the proxy that leads there.
+    pub proxy: Option<&'a str>,
     /// Writes down how far each is.
     pub progress: Progress<'a, K>,
     /// The time of day.
@@ -226,6 +233,7 @@ impl<G: Gateway, K: Configurations> Converge<'_, G, K> {
         soon |= self.orphans().await;
         let all = self.store.all();
         let names: Vec<_> = all.iter().map(|item| item.name.as_str()).collect();
+        self.egress.keep(|owner| K::owned(owner).is_none_or(|name| names.contains(&name)));
         if let Some(ledger) = self.ledger {
             ledger.keep(&names);
         }
@@ -493,25 +501,45 @@ impl<G: Gateway, K: Configurations> Converge<'_, G, K> {
             None => Default::default(),
         };
         let secrets = Secrets(settings);
-        let hidden = secrets.hidden();
+        let mut hidden = secrets.clone();
         let (mut properties, owner) = (properties.clone(), K::owner(&item.name));
         K::reveal(&mut properties, &secrets)?;
         let generated = match needs_key(&properties, &secrets) {
             true => Some(self.key(item).await?),
             false => None,
         };
+        let proxy = self.way_out(item, &owner, &properties)?;
+        hidden.0.extend(proxy.iter().map(|proxy| ("proxy".to_owned(), proxy.credentials.password.clone())));
+        let hidden = hidden.hidden();
         let configuration = Configuration {
             name: &owner,
             generation: item.wanted.generation,
             properties: &properties,
             secrets: &secrets,
             generated: generated.as_ref(),
+            proxy: proxy.as_ref(),
         };
         let rendered = configuration.render()?;
         let given = || KeyPair::public_of(&secrets.bytes("sshPrivateKey").ok()??);
         let public_key = generated.as_ref().map(|pair| pair.public.clone()).or_else(given);
         let wanted = item.wanted.clone();
         Ok(Made { wanted, rendered: Arc::new(rendered), public_key, hidden: Arc::new(hidden), applied: None })
+    }
+
+    /// How the source is reached through the gateway, where it is to be.
+    fn way_out(&self, item: &Item<K>, owner: &str, properties: &Properties) -> Result<Option<Proxy>, Problem> {
+        if properties.through_gateway != Some(true) {
+            self.egress.take(owner);
+            return Ok(None);
+        }
+        let to = destination(properties)?;
+        let address = self.proxy.ok_or_else(|| {
+            let message = "the source is to be reached through the gateway, and the Service egress-proxy was not there when this pod started: upgrade the extension microsoft.flux, or restart the Deployment fluxconfig-agent";
+            Problem::of(Fault::Cluster, "NoEgressProxy", message)
+        })?;
+        let no_grant = |err| Problem::of(Fault::Cluster, "NoEgressProxy", err);
+        let credentials = self.egress.give(owner, &item.name, &to).map_err(no_grant)?;
+        Ok(Some(Proxy { address: address.to_owned(), credentials }))
     }
 
     /// The key of a configuration that has none of its own: the same one for its life.
@@ -648,6 +676,7 @@ impl<G: Gateway, K: Configurations> Converge<'_, G, K> {
     /// Suspends whatever there is of a configuration that is not allowed.
     async fn suspend(&self, item: &Item<K>) -> Result<(), Problem> {
         let owner = K::owner(&item.name);
+        self.egress.take(&owner);
         let all_suspended = self.views.known().is_ok() && self.views.of(&owner).iter().all(|view| view.suspended);
         if all_suspended {
             return Ok(());
@@ -856,6 +885,7 @@ impl<G: Gateway, K: Configurations> Converge<'_, G, K> {
         let (now, name, place) = (self.clock.now(), item.name.as_str(), Place { client: self.client });
         let owner = K::owner(name);
         locked(&self.made).remove(name);
+        self.egress.take(&owner);
         let mut status = item.status.clone();
         if status.record.own.deleting_since.is_none() {
             status = self.progress.begun(item);

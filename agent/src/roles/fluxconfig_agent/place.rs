@@ -25,7 +25,7 @@ use crate::roles::objects::{
 /// On what all configurations of a namespace share.
 const PART: &str = "towline.io/part";
 /// The suffixes of a configuration's Secrets.
-const SECRETS: [&str; 3] = ["auth", "tls", "verify"];
+const SECRETS: [&str; 4] = ["auth", "tls", "verify", "proxy"];
 
 /// With this finalizer Flux holds a deleted object until it has removed what it made for it.
 const FINALIZER: &str = "finalizers.fluxcd.io";

@@ -9,7 +9,7 @@ use super::{
     key::KeyPair,
     spec::{AzureBlob, Bucket, Git, Kustomization, Oci, Properties, Scope, Secrets, Verify, bytes, seconds},
 };
-use crate::roles::objects::state::Problem;
+use crate::roles::{egress_proxy::Credentials, objects::state::Problem};
 
 /// On what is made here.
 pub const MANAGED: &str = "app.kubernetes.io/managed-by";
@@ -61,6 +61,17 @@ pub struct Configuration<'a> {
     pub secrets: &'a Secrets,
     /// A key that was made in the cluster, for a repository over SSH without one of its own.
     pub generated: Option<&'a KeyPair>,
+    /// The way to the source through the gateway, where it is reached so.
+    pub proxy: Option<&'a Proxy>,
+}
+
+/// The way to a source through the gateway.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Proxy {
+    /// `http://address:port`, in the cluster.
+    pub address: String,
+    /// Who uses it.
+    pub credentials: Credentials,
 }
 
 /// What a configuration is called, by the label of its objects.
@@ -196,6 +207,31 @@ pub fn repository_of(spec: &Value) -> Option<String> {
     Some(format!("{scheme}{}/{bucket}", endpoint.trim_end_matches('/')))
 }
 
+/// The host and the port of a source that is reached through the gateway, as `git.example.org:443`.
+///
+/// # Errors
+/// TLS does not protect it, or the address cannot be read.
+pub fn destination(properties: &Properties) -> Result<String, Problem> {
+    let clear = || {
+        invalid(
+            "what goes through the gateway is protected by TLS: give an address that begins with https:// or oci://, without insecure",
+        )
+    };
+    let (url, insecure) = match Source::of(properties)? {
+        Source::Git(git) => (git.url.clone(), false),
+        Source::Oci(oci) => (oci.url.clone(), oci.insecure.unwrap_or(false)),
+        Source::AzureBlob(blob) => (blob.url.clone(), false),
+        Source::Bucket(bucket) => (bucket.url.clone(), is_insecure(bucket)),
+    };
+    let rest = url.strip_prefix("https://").or_else(|| url.strip_prefix("oci://")).filter(|_| !insecure);
+    let authority = rest.ok_or_else(clear)?.split(['/', '?', '#']).next().unwrap_or_default();
+    let authority: http::uri::Authority = authority.parse().map_err(|_| clear())?;
+    if authority.as_str().contains('@') || authority.host().is_empty() {
+        return Err(clear());
+    }
+    Ok(format!("{}:{}", authority.host().to_ascii_lowercase(), authority.port_u16().unwrap_or(443)))
+}
+
 /// Whether a repository over SSH needs a key of its own: none is given and no Secret named.
 pub fn needs_key(properties: &Properties, secrets: &Secrets) -> bool {
     let git = matches!(properties.source_kind.as_deref(), None | Some("GitRepository"))
@@ -240,7 +276,7 @@ impl Configuration<'_> {
     /// What does not fit.
     pub fn render(&self) -> Result<Rendered, Problem> {
         let (scope, namespace) = (self.properties.scope()?, self.properties.namespace().to_owned());
-        let made = match Source::of(self.properties)? {
+        let mut made = match Source::of(self.properties)? {
             Source::Git(git) => self.git(git)?,
             Source::Bucket(bucket) => self.bucket(bucket)?,
             Source::AzureBlob(blob) => self.azure_blob(blob)?,
@@ -248,6 +284,12 @@ impl Configuration<'_> {
         };
         let mut spec = made.spec;
         spec["suspend"] = self.suspend().into();
+        if let Some(Proxy { address, credentials: Credentials { user, password } }) = self.proxy {
+            spec["proxySecretRef"] = json!({ "name": format!("{}-proxy", self.name) });
+            let files = [("address", address), ("username", user), ("password", password)];
+            let files = files.map(|(name, text)| (name.to_owned(), text.clone().into_bytes()));
+            made.secrets.push(("proxy", files.into()));
+        }
         let mut source = self.object(SOURCE, made.kind, self.name, &namespace, spec);
         source["metadata"]["annotations"] = json!({ REQUESTED: format!("generation-{}", self.generation) });
         let secrets = made.secrets.into_iter().map(|(suffix, files)| (format!("{}-{suffix}", self.name), files));
@@ -529,8 +571,51 @@ mod tests {
             properties: &properties,
             secrets: &secrets,
             generated: pair.as_ref(),
+            proxy: None,
         };
         configuration.render()
+    }
+
+    #[test]
+    fn n1_a_source_through_the_gateway_names_a_secret_with_the_proxy() {
+        let properties =
+            Properties::read(&json!({"throughGateway": true, "gitRepository": {"url": "https://git.test/a"}}));
+        let (properties, secrets) = (properties.unwrap(), Secrets::default());
+        assert_eq!(properties.through_gateway, Some(true));
+        let credentials = Credentials { user: "web".to_owned(), password: "pw".to_owned() };
+        let proxy = Proxy { address: "http://10.0.0.9:3128".to_owned(), credentials };
+        let configuration = Configuration {
+            name: "web",
+            generation: 3,
+            properties: &properties,
+            secrets: &secrets,
+            generated: None,
+            proxy: Some(&proxy),
+        };
+        let rendered = configuration.render().unwrap();
+        assert_eq!(rendered.source["spec"]["proxySecretRef"], json!({"name": "web-proxy"}));
+        let expected = [("address", "http://10.0.0.9:3128"), ("password", "pw"), ("username", "web")];
+        assert_eq!(files(&rendered, "web-proxy"), pairs(&expected));
+    }
+
+    #[test]
+    fn n1_a_destination_is_that_of_the_gateway() {
+        let of = |properties: Value| destination(&Properties::read(&properties).unwrap()).ok();
+        for (properties, expected) in [
+            (json!({"gitRepository": {"url": "https://Git.test/a.git"}}), Some("git.test:443")),
+            (json!({"gitRepository": {"url": "https://git.test:8443/a"}}), Some("git.test:8443")),
+            (json!({"gitRepository": {"url": "https://[2001:db8::1]/a"}}), Some("[2001:db8::1]:443")),
+            (json!({"ociRepository": {"url": "oci://r.test/x"}}), Some("r.test:443")),
+            (json!({"bucket": {"url": "https://s3.test", "bucketName": "b", "insecure": true}}), Some("s3.test:443")),
+            (json!({"azureBlob": {"url": "https://b.test/", "containerName": "c"}}), Some("b.test:443")),
+            (json!({"gitRepository": {"url": "http://git.test/a"}}), None),
+            (json!({"gitRepository": {"url": "ssh://git@git.test/a"}}), None),
+            (json!({"gitRepository": {"url": "https://u@git.test/a"}}), None),
+            (json!({"ociRepository": {"url": "oci://r.test/x", "insecure": true}}), None),
+            (json!({"bucket": {"url": "s3.test", "bucketName": "b"}}), None),
+        ] {
+            assert_eq!(of(properties.clone()).as_deref(), expected, "{properties}");
+        }
     }
 
     fn files(rendered: &Rendered, name: &str) -> Vec<(String, String)> {

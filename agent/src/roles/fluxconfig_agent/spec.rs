@@ -31,6 +31,8 @@ pub struct Properties {
     pub source_kind: Option<String>,
     /// Whether nothing is pulled and applied.
     pub suspend: Option<bool>,
+    /// Whether the source is reached through the gateway.
+    pub through_gateway: Option<bool>,
     /// The source, where it is this kind.
     pub git_repository: Option<Git>,
     /// The source, where it is this kind.

@@ -20,6 +20,7 @@ use crate::{
     config::Gitops,
     identity::clock::{Clock, SharedClock, SystemClock},
     roles::{
+        egress_proxy::Grants,
         health::{Health, RoleHealth, State},
         objects::{
             Kind as _,
@@ -125,6 +126,8 @@ struct Stage {
     clock: Ahead,
     settings: Gitops,
     health: Health,
+    egress: Grants,
+    proxy: Option<String>,
 }
 
 impl Stage {
@@ -135,6 +138,8 @@ impl Stage {
             clock: Ahead::default(),
             settings: Gitops::default(),
             health: Health::default(),
+            egress: Grants::default(),
+            proxy: Some("http://10.0.0.9:3128".to_owned()),
         }
     }
 
@@ -155,6 +160,8 @@ impl Stage {
             clock,
             health: self.health.of(super::NAME),
             gateway: self.gateway.clone(),
+            egress: self.egress.clone(),
+            proxy: self.proxy.clone(),
         };
         let holds = async {
             for _ in 0..600 {
@@ -249,6 +256,33 @@ async fn g1_configuration_becomes_flux_objects_and_their_status_comes_back() {
     stage.wants(vec![object("web", 2, properties("cluster", &["infra"]))]);
     stage.until("removed", || !stage.has(&format!("{KUSTOMIZATIONS}/web-apps"))).await;
     assert!(stage.has(&format!("{KUSTOMIZATIONS}/web-infra")));
+}
+
+#[tokio::test]
+async fn n1_the_way_through_the_gateway_comes_and_goes_with_its_configuration() {
+    let mut stage = Stage::new();
+    let secret = "/api/v1/namespaces/team/secrets/web-proxy";
+    let mut wanted = properties("cluster", &["apps"]);
+    wanted["throughGateway"] = true.into();
+    // A pod that does not know the Service says what to do.
+    let proxy = stage.proxy.take();
+    stage.wants(vec![object("web", 1, wanted.clone())]);
+    stage.until("no proxy", || stage.config("web").to_string().contains("upgrade the extension microsoft.flux")).await;
+    assert!(!stage.has(secret));
+    stage.proxy = proxy;
+    stage.wants(vec![object("web", 2, wanted.clone())]);
+    stage.until("applied", || stage.told(|one| one.state == ObjectState::Succeeded)).await;
+    let source = format!("{SOURCES}/web");
+    assert_eq!(stage.get(&source)["spec"]["proxySecretRef"]["name"], "web-proxy");
+    let data = stage.get(secret)["data"].clone();
+    assert_eq!(data["address"], encode(b"http://10.0.0.9:3128"));
+    assert_eq!(data["username"], encode(b"web"));
+    // Another process has other credentials, and writes them down.
+    stage.egress = Grants::default();
+    stage.until("other credentials", || stage.get(secret)["data"]["password"] != data["password"]).await;
+    wanted["throughGateway"] = false.into();
+    stage.wants(vec![object("web", 3, wanted)]);
+    stage.until("direct", || !stage.has(secret)).await;
 }
 
 #[tokio::test]

@@ -105,6 +105,9 @@ pub struct Source {
     /// A Secret of the configuration's namespace that says how to sign in, instead of the options below
     #[arg(long, alias = "local-ref", value_name = "SECRET")]
     pub local_auth_ref: Option<String>,
+    /// Reach it through the gateway: for a source that the gateway reaches and the cluster does not
+    #[arg(long, value_name = "true|false", num_args = 0..=1, default_missing_value = "true")]
+    pub through_gateway: Option<bool>,
     /// Git and OCI.
     #[command(flatten)]
     pub repository: Repository,
@@ -327,6 +330,7 @@ impl Source {
         if !protected.is_empty() {
             properties.insert(PROTECTED.to_owned(), protected.into());
         }
+        properties.extend(self.through_gateway.map(|through| ("throughGateway".to_owned(), through.into())));
         Ok(())
     }
 
@@ -546,6 +550,8 @@ mod tests {
         });
         assert_eq!(filled(&source, Kind::Git).unwrap(), expected);
         assert!(filled(&source, Kind::Bucket).unwrap_err().contains("belongs to --kind git; this is bucket"));
+        let through = Source { through_gateway: Some(false), ..Source::default() };
+        assert_eq!(filled(&through, Kind::Oci).unwrap(), json!({"throughGateway": false}));
     }
 
     #[test]

@@ -7,7 +7,8 @@ use serde_json::{Map, Value};
 use types::{agent_api::decode, api::ErrorDetail};
 use url::Url;
 
-use super::{DEPENDENCIES, LONGEST_NAME, OCI, OCI_VERSIONS, PROTECTED, SOURCES, is_label};
+use super::{DEPENDENCIES, LONGEST_NAME, OCI, OCI_VERSIONS, PROTECTED, SOURCES, THROUGH_GATEWAY, is_label};
+use crate::config::egress::{Destination, Egress};
 
 /// Characters of a label, of the name of another Kubernetes object, of an address and of a path at most.
 const LABEL: usize = 63;
@@ -117,6 +118,67 @@ pub fn origin(text: &str) -> String {
     let Ok(url) = url::Url::parse(text) else { return text.to_owned() };
     let port = url.port_or_known_default().or_else(|| (url.scheme() == "ssh").then_some(22)).unwrap_or(443);
     format!("{}://{}:{port}", url.scheme(), url.host_str().unwrap_or_default().to_ascii_lowercase())
+}
+
+/// The address of the source, of whatever kind.
+pub(super) fn address(own: &Map<String, Value>) -> Option<&str> {
+    SOURCES.iter().find_map(|(_, source)| own.get(*source)?.get("url")?.as_str())
+}
+
+/// Where the source is, if its address is one of TLS.
+pub(super) fn destination(own: &Map<String, Value>) -> Option<Destination> {
+    Destination::of_url(address(own)?)
+}
+
+/// What goes through the gateway is protected by TLS between Flux and the source, is at one host, and that is one that the
+/// gateway's operator has allowed.
+pub(super) fn through_gateway(own: &Map<String, Value>, egress: &Egress, faults: &mut Faults) {
+    if own.get(THROUGH_GATEWAY).is_none_or(|goes| *goes != true) {
+        return;
+    }
+    let (Some(kind), Some(url)) = (own.get("sourceKind").and_then(Value::as_str), address(own)) else { return };
+    let source = SOURCES.iter().find(|(known, _)| *known == kind).and_then(|(_, name)| own.get(*name));
+    let given = |name: &str| source.and_then(|source| source.get(name)).is_some_and(|value| !value.is_null());
+    let is = |name: &str, words: &[&str]| {
+        let text = source.and_then(|source| source.get(name)).and_then(Value::as_str);
+        text.is_some_and(|text| words.iter().any(|word| text.eq_ignore_ascii_case(word)))
+    };
+    let on = |name: &str| source.and_then(|source| source.get(name)).is_some_and(|value| *value == true);
+    // Whoever signs in elsewhere needs another host, which no configuration names.
+    let elsewhere = match kind {
+        "GitRepository" if is("provider", &["azure", "github"]) => Some("provider"),
+        "AzureBlob" => ["servicePrincipal", "managedIdentity"].into_iter().find(|name| given(name)),
+        OCI if on("useWorkloadIdentity") => Some("useWorkloadIdentity"),
+        _ => None,
+    };
+    let why = match destination(own) {
+        _ if url.starts_with("ssh://") || !url.contains("://") => {
+            "a repository over ssh cannot be reached through the gateway: give its https:// address".to_owned()
+        }
+        _ if kind == OCI && on("insecure") => {
+            "what goes through the gateway is protected by TLS: leave 'insecure' out".to_owned()
+        }
+        None => {
+            "what goes through the gateway is protected by TLS: give an address that begins with https:// or oci://"
+                .to_owned()
+        }
+        Some(_) if elsewhere.is_some() => {
+            let name = elsewhere.unwrap_or_default();
+            format!("'{name}' signs in at another host, and only the source's own host is reached through the gateway")
+        }
+        Some(_) if egress.is_off() => {
+            "this gateway reaches no hosts for clusters; its operator lists them in [egress] hosts of its configuration"
+                .to_owned()
+        }
+        Some(to) if !egress.allows(&to) => {
+            format!(
+                "this gateway does not reach {to} for clusters; its operator lists hosts in [egress] hosts of its configuration"
+            )
+        }
+        Some(_) => return,
+    };
+    let message = format!("The property 'properties.{THROUGH_GATEWAY}' cannot be true: {why}.");
+    fault(faults, "InvalidThroughGateway", message, THROUGH_GATEWAY);
 }
 
 /// The address of a Git repository, in each form that `git` and `az` take.
@@ -546,6 +608,60 @@ mod tests {
         ] {
             assert_eq!(faults(own.clone(), before), wanted, "{own}");
         }
+    }
+
+    #[test]
+    fn n1_only_a_source_by_tls_at_an_allowed_host_goes_through_the_gateway() {
+        let list = |hosts: &str| {
+            let mut faults = daemon::settings::Faults::default();
+            let text = format!("[egress]\nhosts = {hosts}");
+            let mut root = daemon::settings::Section::parse(&text, std::path::Path::new("/")).unwrap();
+            Egress::read(root.section("egress", &mut faults), &mut faults)
+        };
+        let (none, some) = (list("[]"), list("[\"git.test:443\", \"*.corp.test:443\"]"));
+        let told = |mut own: Value, egress: &Egress| {
+            own[THROUGH_GATEWAY] = true.into();
+            let mut faults = Vec::new();
+            through_gateway(own.as_object().unwrap(), egress, &mut faults);
+            faults.pop().map(|fault| fault.message)
+        };
+        let git = |url: &str| json!({"sourceKind": "GitRepository", "gitRepository": {"url": url}});
+        let oci = |more: Value| {
+            let mut source = more;
+            source["url"] = "oci://r.corp.test/x".into();
+            json!({"sourceKind": OCI, "ociRepository": source})
+        };
+        let blob = |more: Value| {
+            let mut source = more;
+            source["url"] = "https://b.corp.test".into();
+            json!({"sourceKind": "AzureBlob", "azureBlob": source})
+        };
+        for good in [
+            git("https://git.test/a"),
+            git("https://GIT.test:443/a"),
+            oci(json!({})),
+            blob(json!({})),
+            json!({"sourceKind": "Bucket", "bucket": {"url": "https://s3.corp.test", "insecure": true}}),
+        ] {
+            assert_eq!(told(good.clone(), &some), None, "{good}");
+        }
+        for (bad, why) in [
+            (git("ssh://git@git.test/a"), "over ssh"),
+            (git("git@git.test:a"), "over ssh"),
+            (git("http://git.test/a"), "protected by TLS"),
+            (oci(json!({"insecure": true})), "leave 'insecure' out"),
+            (git("https://git.test:8443/a"), "does not reach git.test:8443"),
+            (git("https://other.test/a"), "does not reach other.test:443"),
+            (oci(json!({"useWorkloadIdentity": true})), "'useWorkloadIdentity' signs in"),
+            (blob(json!({"managedIdentity": {"clientId": "i"}})), "'managedIdentity' signs in"),
+        ] {
+            let message = told(bad.clone(), &some).unwrap_or_default();
+            assert!(message.contains(why), "{bad}: {message}");
+        }
+        assert!(told(git("https://git.test/a"), &none).unwrap().contains("[egress] hosts"));
+        let mut faults = Vec::new();
+        through_gateway(git("ssh://git.test/a").as_object().unwrap(), &none, &mut faults);
+        assert!(faults.is_empty(), "{faults:?}");
     }
 
     #[test]

@@ -24,8 +24,8 @@ const EXT_REFUSED_BY: u64 = 8;
 /// The first bytes of an exchange, from its opener.
 #[derive(Clone, PartialEq)]
 pub struct RequestHead {
-    /// The role at the other end that serves it: `kube-aad-proxy` for users' requests, `agent-api` for agents' at the
-    /// gateway, `echo` for probes. Text, so that a role is one file and one table line.
+    /// The role at the other end that serves it: `kube-aad-proxy` for users' requests, `agent-api` and `egress` for agents'
+    /// at the gateway, `echo` for probes. Text, so that a role is one file and one table line.
     pub role: String,
     /// Joins logs and audit records of both ends.
     pub request_id: RequestId,
