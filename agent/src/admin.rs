@@ -112,7 +112,7 @@ async fn status(extract::State(facts): extract::State<Facts>) -> Json<Value> {
     });
     Json(json!({
         "cluster": facts.cluster,
-        "version": env!("CARGO_PKG_VERSION"),
+        "version": daemon::release::version(),
         "phase": format!("{:?}", facts.shutdown.phase()).to_lowercase(),
         "tunnel": facts.status.json(),
         "streams": facts.server.running(),

@@ -12,6 +12,7 @@ mod identity_tokens;
 mod metadata;
 mod proxy;
 pub mod reference;
+mod upgrades;
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -42,6 +43,7 @@ pub use self::{
     identity_tokens::TokenListener,
     metadata::Metadata,
     proxy::{NoProxy, Proxy},
+    upgrades::Upgrades,
 };
 
 /// The most gateway addresses that are tried in turn.
@@ -69,6 +71,8 @@ pub struct Config {
     pub gitops: Option<Gitops>,
     /// The webhook server for the cluster's apiserver; none: there is none.
     pub guard: Option<Guard>,
+    /// How the agents are upgraded by themselves; none: they are not.
+    pub upgrades: Option<Upgrades>,
     /// What is known of the cluster beforehand.
     pub metadata: Metadata,
     /// How the cluster is reached.
@@ -187,6 +191,13 @@ pub enum Cluster {
     },
 }
 
+impl Cluster {
+    /// By the service account of the pod, where Kubernetes puts it.
+    pub fn of_pod() -> Self {
+        Self::InCluster { service_account_dir: SERVICE_ACCOUNT_DIR.into() }
+    }
+}
+
 /// Bounds on who is impersonated.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Impersonation {
@@ -237,6 +248,10 @@ impl Config {
         let extensions = extensions.map(|section| extensions::read(section, roles, out));
         let gitops = root.optional_section("gitops", out).map(|section| gitops::read(section, roles, out));
         let gitops = gitops.or_else(|| (roles == RoleSet::Of(Deployment::FluxconfigAgent)).then(Gitops::default));
+        let upgrades = root.optional_section("upgrades", out).map(|section| upgrades::read(section, roles, out));
+        if upgrades.is_none() && roles == RoleSet::Of(Deployment::Upgrader) {
+            out.push("upgrades", "must be there with roles = \"upgrader\": which keys sign the catalogue");
+        }
         let metadata = metadata::read(root.section("metadata", out), out);
         let cluster = read_cluster(root.section("cluster", out), out);
         let (_, issuers) = Issuer::read_all(&mut root, out);
@@ -274,6 +289,7 @@ impl Config {
             extensions,
             gitops,
             guard,
+            upgrades,
             metadata,
             cluster,
             issuers,

@@ -81,6 +81,9 @@ pub enum BuildError {
     /// Extensions without what they need.
     #[error("extensions")]
     Extensions(#[from] roles::extension_manager::SetupError),
+    /// Upgrades without what they need.
+    #[error("upgrades")]
+    Upgrades(#[from] roles::upgrader::SetupError),
     /// The webhook server without what it needs.
     #[error("guard")]
     Guard(#[from] roles::guard::SetupError),

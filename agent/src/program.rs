@@ -131,6 +131,7 @@ async fn run(config: Config, file: &Path, logs: LogBuffer) -> Result<(), (u8, an
     let recorder = recorder.map_err(|err| (1, err.into()))?;
     metrics::describe();
     raise_open_files();
+    let config = broken(config);
     let agent = Agent::build(config, Some(recorder), Some(logs)).await.map_err(|err| (EXIT_CONFIG, err.into()))?;
     let mut signals = signals(agent.tasks(), agent.shutdown()).map_err(|err| (1, err.into()))?;
     agent.tasks().spawn("hangups", async move {
@@ -143,7 +144,7 @@ async fn run(config: Config, file: &Path, logs: LogBuffer) -> Result<(), (u8, an
     });
     agent.tasks().spawn("settings", Reload::new(file.to_owned(), agent.connector()).run());
     tracing::info!(
-        version = env!("CARGO_PKG_VERSION"),
+        version = daemon::release::version(),
         cluster.id = agent.facts().cluster,
         admin = agent.admin_address().map(|address| address.to_string()),
         "towline-agent starts"
@@ -151,6 +152,28 @@ async fn run(config: Config, file: &Path, logs: LogBuffer) -> Result<(), (u8, an
     agent.run().await.map_err(|err| (1, err.into()))?;
     tracing::info!("towline-agent ends");
     Ok(())
+}
+
+/// How long a version for tests runs that crashes.
+const CRASHES_AFTER: std::time::Duration = std::time::Duration::from_secs(15);
+
+/// For tests of upgrades: a version that never reaches its gateway, and one that crashes when it has
+/// ([`daemon::release`]). What ships has no such faults.
+fn broken(mut config: Config) -> Config {
+    if daemon::release::has_fault("silent") {
+        config.gateway.via = None;
+        for endpoint in &mut config.gateway.endpoints {
+            // Of TEST-NET-1: nobody answers there.
+            endpoint.addresses = vec![std::net::Ipv4Addr::new(192, 0, 2, 1).into()];
+        }
+    }
+    if daemon::release::has_fault("crash") {
+        std::thread::spawn(|| {
+            std::thread::sleep(CRASHES_AFTER);
+            std::process::exit(3);
+        });
+    }
+    config
 }
 
 fn say(text: &str) -> ExitCode {

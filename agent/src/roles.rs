@@ -6,6 +6,7 @@
 //! | [`parts`] | what roles are built from |
 //! | [`serve`] | hands a tunnel's streams to roles |
 //! | [`controller_manager`] | runs the roles, and starts them again |
+//! | [`catalogue`] | the signed catalogue, as the cluster accepts it |
 //! | [`health`] | how each role fares |
 //! | [`kubernetes`], [`kubeconfig`] | the agents' own way to the apiserver |
 //! | [`objects`] | what the gateway wants in the cluster, kind by kind |
@@ -13,6 +14,7 @@
 //! | [`sessions`] | what users have open |
 
 pub mod assignment_sync_agent;
+pub mod catalogue;
 pub mod cluster_metadata_operator;
 pub mod clusterconnect_agent;
 pub mod clusteridentityoperator;
@@ -38,6 +40,7 @@ pub mod resource;
 pub mod resource_sync_agent;
 pub mod serve;
 pub mod sessions;
+pub mod upgrader;
 pub mod whoami;
 
 use std::{
@@ -79,6 +82,7 @@ pub const ALL: &[Entry] = &[
     metrics_agent::ENTRY,
     refresh::ENTRY,
     resource_sync_agent::ENTRY,
+    upgrader::ENTRY,
     whoami::ENTRY,
 ];
 

@@ -46,6 +46,7 @@ mod target;
 mod token;
 mod troubleshoot;
 mod update;
+mod upgrade;
 mod whoami;
 
 use std::{io::Write, process::ExitCode};
@@ -59,6 +60,10 @@ use crate::{
     failure::{Failure, INTERRUPTED, Outcome},
     output::{OutputArgs, print_text as print},
 };
+
+#[cfg(test)]
+pub use self::connect::values_again;
+pub use self::upgrade::job::{WORD as UPGRADE_JOB, main as upgrade_job};
 
 /// Kubernetes clusters behind firewalls, reached through a gateway.
 #[derive(Debug, Parser)]
@@ -124,6 +129,7 @@ commands! {
     List = list, interruptible;
     Show = show, interruptible;
     Update = update, interruptible;
+    Upgrade = upgrade, interruptible;
     Connect = connect, alone;
     Delete = delete, interruptible;
     Troubleshoot = troubleshoot, alone;

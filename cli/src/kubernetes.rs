@@ -115,6 +115,31 @@ impl Kubernetes {
         Ok(Self { client, context, server, server_name, minor: 0 })
     }
 
+    /// As the service account of the pod that this runs in.
+    ///
+    /// # Errors
+    /// When this is no pod, or the apiserver does not answer.
+    pub async fn of_pod() -> anyhow::Result<Self> {
+        let client = agent::roles::kubernetes::client(&agent::config::Cluster::of_pod()).await?;
+        let context = "of the pod".to_owned();
+        let mut this = Self { client, context, server: String::new(), server_name: None, minor: 0 };
+        this.minor = this.version().await?.minor;
+        Ok(this)
+    }
+
+    /// How far an upgrade of the agents is, in the namespace of the pod.
+    pub fn upgrade(&self) -> agent::roles::upgrader::state::Kept {
+        agent::roles::upgrader::state::Kept::new(&self.client)
+    }
+
+    /// One that nobody answers for.
+    #[cfg(test)]
+    pub fn nowhere() -> Self {
+        let config = Config::new(Uri::from_static("http://127.0.0.1:9"));
+        let client = Client::try_from(config).unwrap();
+        Self { client, context: String::new(), server: String::new(), server_name: None, minor: 30 }
+    }
+
     /// Whether the kubeconfig leads through a gateway: what is done in the cluster must not need the agents that it is
     /// done to. Its address may not tell, as that of `towline proxy` does not; then the answer to `GET /version` does,
     /// which the gateway gives a header of its own.

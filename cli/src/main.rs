@@ -73,6 +73,9 @@ fn main() -> ExitCode {
     match Program::of(std::env::args_os().next()) {
         Program::Command => command(),
         Program::Gateway => gateway::program::main(),
+        Program::Agent if std::env::args_os().nth(1).is_some_and(|word| word == commands::UPGRADE_JOB) => {
+            commands::upgrade_job()
+        }
         Program::Agent => agent::program::main(),
     }
 }

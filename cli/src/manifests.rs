@@ -39,7 +39,9 @@ pub const EXTENSIONS: &str = "extension-manager";
 pub const GITOPS: &str = "fluxconfig-agent";
 /// The Deployment that the apiserver asks about tokens and rights, where guard is on, its Service, and what belongs to it.
 pub const GUARD: &str = "guard";
-/// The Secret of its certificates.
+/// The Deployment that upgrades the agents, where they upgrade themselves, and what belongs to it.
+pub const UPGRADER: &str = "upgrader";
+/// The Secret of guard's certificates.
 pub const GUARD_SECRET: &str = "towline-guard-certificate";
 /// The Secret of the files that an apiserver is started with, and its namespace.
 pub const GUARD_MANIFESTS: &str = "towline-guard-manifests";
@@ -66,12 +68,9 @@ pub const DIAGNOSER_PROXY_SECRET: &str = "towline-diagnoser-proxy";
 /// The file with the configuration in either ConfigMap.
 pub const CONFIG_FILE: &str = "agent.toml";
 
-const CHART: &str = include_str!("../../docker/chart/towline-agent/Chart.yaml");
-
-/// The version of the agents that this program installs.
+/// The version of the agents that this program installs: its own. A test compares it with the chart's.
 pub fn version() -> &'static str {
-    let line = CHART.lines().find_map(|line| line.strip_prefix("appVersion:"));
-    line.map(str::trim).unwrap_or(env!("CARGO_PKG_VERSION"))
+    daemon::release::version()
 }
 
 #[cfg(test)]

@@ -28,6 +28,20 @@ fn claims(token: &str) -> Value {
     serde_json::from_slice(&BASE64.decode(token.split('.').nth(1).unwrap()).unwrap()).unwrap()
 }
 
+/// Refused before anything is asked of a cluster.
+#[test]
+fn u3_agents_are_upgraded_by_hand_only_while_they_do_not_upgrade_themselves() {
+    let site = site();
+    let upgrade = ["upgrade", "-n", "one", "-g", "web", "--kube-config", "/nowhere"];
+    let refused = site.fails(1, &upgrade);
+    assert!(refused.contains("is only supported when auto-upgrade is set to false."), "{refused}");
+    assert!(refused.contains("hint: towline update -g web -n one --auto-upgrade false"), "{refused}");
+    let other = site.fails(2, &[&upgrade[..], &["--agent-version", "0.0.1"]].concat());
+    assert!(other.contains("installs agents of that version") && other.contains("hint: use towline of version 0.0.1"));
+    site.ok(&["update", "-n", "one", "-g", "web", "--auto-upgrade", "false"]);
+    assert!(site.fails(2, &upgrade).contains("/nowhere"), "it goes on to the cluster");
+}
+
 #[test]
 fn i1_clusters_are_listed_shown_and_changed_by_name() {
     let site = site();

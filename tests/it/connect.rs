@@ -212,7 +212,7 @@ fn behind_a_proxy(site: &Site) -> anyhow::Result<()> {
 }
 
 /// kubectl as the user admin, whom the owner gives the right to reach this cluster; in it admin is its administrator.
-fn kubectl_works(site: &Site) -> anyhow::Result<()> {
+pub fn kubectl_of(site: &Site) -> anyhow::Result<Kubectl> {
     let listed = site.clusters()?;
     let id = listed[0]["id"].as_str().context("no id")?;
     let owner = token(&site.stack, &site.stack.text("clientId"), &site.stack.text("clientSecret"))?;
@@ -238,6 +238,12 @@ fn kubectl_works(site: &Site) -> anyhow::Result<()> {
         Duration::from_secs(30),
         || Ok(kubectl.run(&["get", "nodes"])?.code == Some(0)),
     )?;
+    Ok(kubectl)
+}
+
+fn kubectl_works(site: &Site) -> anyhow::Result<()> {
+    let kubectl = kubectl_of(site)?;
+    let shown = site.stack.dir.join("c1.kubeconfig").display().to_string();
     let pods = kubectl.ok(&["get", "pods", "-n", "towline", "-o", "name"])?;
     ensure!(pods.lines().count() == 3, "{pods}");
     // A signing key that agents learn of is kept beside their certificate, by a right of the agent's Role.

@@ -39,6 +39,7 @@ mod restarts;
 mod secrets;
 mod sessions;
 mod tokens;
+mod upgrades;
 
 use libtest_mimic::{Arguments, Trial};
 use tests::case::{BEGUN, Lane};
@@ -71,6 +72,7 @@ fn main() {
         gitops_sources::tests,
         gitops_stores::tests,
         guard::tests,
+        upgrades::tests,
         tokens::tests,
         arm::tests,
         extension_clients::tests,

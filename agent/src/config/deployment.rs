@@ -19,6 +19,8 @@ pub enum Deployment {
     Guard,
     /// Sends what Flux's controllers log to the gateway; there only where the extension microsoft.flux is installed.
     FluxLogsAgent,
+    /// Upgrades the agents to versions of the signed catalogue; there only where upgrades are on.
+    Upgrader,
 }
 
 impl Deployment {
@@ -30,6 +32,7 @@ impl Deployment {
         Self::FluxconfigAgent,
         Self::FluxLogsAgent,
         Self::Guard,
+        Self::Upgrader,
     ];
 
     /// As in the settings, in the chart, and as a label of what is sent to the gateway.
@@ -41,6 +44,7 @@ impl Deployment {
             Self::FluxconfigAgent => "fluxconfig-agent",
             Self::Guard => "guard",
             Self::FluxLogsAgent => "flux-logs-agent",
+            Self::Upgrader => "upgrader",
         }
     }
 }

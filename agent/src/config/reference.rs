@@ -5,7 +5,7 @@
 use auth::token::ISSUER_KEYS;
 use daemon::settings::reference::{self, Key, Table};
 
-use super::{Config, extensions, gitops, guard, identity_tokens, metadata};
+use super::{Config, extensions, gitops, guard, identity_tokens, metadata, upgrades};
 
 pub(super) const fn table(name: &'static str, needed: bool, meaning: &'static str, keys: &'static [Key]) -> Table {
     Table { name, many: false, needed, meaning, keys }
@@ -39,6 +39,7 @@ pub const TABLES: &[Table] = &[
     extensions::TABLE,
     gitops::TABLE,
     guard::TABLE,
+    upgrades::TABLE,
     metadata::TABLE,
     table("cluster", false, "How the apiserver is reached; without it by the pod's service account.", CLUSTER),
     Table {

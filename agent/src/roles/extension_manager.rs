@@ -6,9 +6,8 @@
 //! | part | what it does |
 //! |---|---|
 //! | [`objects`](super::objects) | what is wanted and how far it is, as for every kind |
-//! | [`gateway`] | what is asked of the gateway beside |
 //! | [`state`], [`store`] | what is kept of extensions beside |
-//! | [`catalogue`] | the verified index and charts |
+//! | [`catalogue`](super::catalogue) | the verified index and charts |
 //! | [`converge`] | what is wanted against what is there, one extension after the other |
 //! | [`plan`] | the decision: which version, where, and whether helm must run |
 //! | [`values`] | settings as values of a chart |
@@ -20,10 +19,8 @@
 //! | [`explain`] | why something does not get ready, and what to do |
 
 pub mod agents;
-pub mod catalogue;
 pub mod converge;
 pub mod explain;
-pub mod gateway;
 pub mod helm;
 pub mod locks;
 pub mod place;
@@ -36,24 +33,22 @@ pub mod values;
 #[cfg(test)]
 mod tests;
 
-use std::{path::PathBuf, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
-use ::catalogue::key::{KeyError, PublicKey};
 use daemon::Shutdown;
 use futures_util::future::BoxFuture;
 use kube::Client;
 use types::ids::ClusterId;
 
 use self::{
-    catalogue::{Catalogue, Pinned},
     converge::Converge,
-    gateway::Library,
     helm::{Helm, HelmError},
     state::Own,
     store::Store,
 };
 use super::{
     Entry, Role,
+    catalogue::{Catalogue, KeysError, Pinned, gateway::Library, read_keys},
     health::Reporter,
     objects::{Kind, Nothing, follow::Follow, progress::Progress, report::Report},
 };
@@ -121,24 +116,9 @@ const WRITE_DOWN: Duration = Duration::from_secs(3);
 /// Why the role cannot be built.
 #[derive(Debug, thiserror::Error)]
 pub enum SetupError {
-    /// A key's file cannot be read.
-    #[error("the catalogue's key {}", .path.display())]
-    KeyFile {
-        /// The file, as the settings name it.
-        path: PathBuf,
-        /// What the system said.
-        #[source]
-        source: std::io::Error,
-    },
-    /// A key's file holds none.
-    #[error("the catalogue's key {}", .path.display())]
-    Key {
-        /// The file, as the settings name it.
-        path: PathBuf,
-        /// What is wrong with its content.
-        #[source]
-        source: KeyError,
-    },
+    /// The pinned keys.
+    #[error(transparent)]
+    Keys(#[from] KeysError),
     /// Nothing can be installed.
     #[error("there is no way to the apiserver; set [cluster] kubeconfig, or leave [extensions] out")]
     NoApiserver,
@@ -183,7 +163,8 @@ impl<G: Library> ExtensionManager<G> {
     /// When a key cannot be read, or the folder of helm not be made.
     pub fn new(engine: Engine, gateway: G) -> Result<Self, SetupError> {
         let settings = &engine.settings;
-        let pinned = Pinned { keys: read_keys(settings)?, catalogue: settings.catalogue.clone() };
+        let keys = read_keys(&settings.keys, &settings.key_files)?;
+        let pinned = Pinned { keys, catalogue: settings.catalogue.clone() };
         let helm = Helm::new(settings.helm.clone(), &settings.work_dir, &engine.access, settings.timeout)?;
         let store = Store::new(engine.client.clone());
         Ok(Self { engine, pinned, helm, store, gateway })
@@ -219,15 +200,6 @@ impl<G: Library> ExtensionManager<G> {
             (Box::pin(converge.run()), Box::pin(report.run()));
         tokio::join!(follow, catalogue, converge, report);
     }
-}
-
-fn read_keys(settings: &config::Extensions) -> Result<Vec<PublicKey>, SetupError> {
-    let mut keys = settings.keys.clone();
-    for path in &settings.key_files {
-        let pem = std::fs::read(path).map_err(|source| SetupError::KeyFile { path: path.clone(), source })?;
-        keys.push(PublicKey::from_pem(&pem).map_err(|source| SetupError::Key { path: path.clone(), source })?);
-    }
-    Ok(keys)
 }
 
 impl<G: Library> Role for ExtensionManager<G> {

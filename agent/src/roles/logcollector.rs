@@ -250,7 +250,7 @@ impl LogCollector {
             ("CorrelationId", correlation.to_owned()),
             ("ArmId", self.cluster.as_str().to_owned()),
             ("AgentName", self.agent.as_str().to_owned()),
-            ("AgentVersion", env!("CARGO_PKG_VERSION").to_owned()),
+            ("AgentVersion", daemon::release::version().to_owned()),
         ];
         for (name, value) in added {
             object.insert(name.to_owned(), value.into());

@@ -184,7 +184,8 @@ async fn kubernetes_client(config: &Config) -> Result<Option<kube::Client>, Buil
     );
     let guards = config.guard.as_ref().is_some_and(|guard| guard.directory.is_none());
     let flux = config.gitops.is_some() || config.roles == RoleSet::Of(Deployment::FluxLogsAgent);
-    if !secret && !config.roles.manages() && config.extensions.is_none() && !guards && !flux {
+    let upgrades = config.upgrades.is_some();
+    if !secret && !upgrades && !config.roles.manages() && config.extensions.is_none() && !guards && !flux {
         return Ok(None);
     }
     match kubernetes::client(&config.cluster).await {

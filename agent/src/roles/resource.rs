@@ -57,7 +57,7 @@ impl Shown<'_> {
             })
         });
         json!({
-            "agentVersion": env!("CARGO_PKG_VERSION"),
+            "agentVersion": daemon::release::version(),
             "kubeSystemUid": facts.kube_system_uid,
             "kubernetesVersion": facts.kubernetes_version,
             "totalNodeCount": facts.nodes,

@@ -12,7 +12,7 @@ use futures_util::future::BoxFuture;
 use kube::Client;
 use tokio::sync::watch;
 use types::{
-    agent_api::{Desired, Heartbeat, HeartbeatAnswer, paths},
+    agent_api::{Desired, Heartbeat, HeartbeatAnswer, Upgrade, paths},
     ids::ClusterId,
 };
 
@@ -21,6 +21,7 @@ use super::{
     cluster_metadata_operator::{Facts, Known},
     health::{Health, Reporter},
     resource::{self, Shown},
+    upgrader::state::Kept,
 };
 use crate::{
     chain,
@@ -49,6 +50,7 @@ pub const ENTRY: Entry = Entry {
             desired: parts.wanted.desired(),
             clock: parts.clock.clone(),
             last: watch::Sender::new(None),
+            upgrade: watch::Sender::new(None),
             warnings: Mutex::default(),
         })))
     },
@@ -65,6 +67,8 @@ const TOGETHER: Duration = Duration::from_millis(500);
 /// How often the custom resource is written though nothing of the cluster changed: it shows when the gateway last
 /// heard.
 const RESOURCE: Duration = Duration::from_secs(60);
+/// How often it is read how far an upgrade is, while a version is wanted.
+const UPGRADE: Duration = Duration::from_secs(10);
 /// Minutes that the clock may be off: what is told of it before tokens are refused is of use.
 const CLOCK_MINUTES: u64 = 2;
 /// Errors in one heartbeat, and characters of one.
@@ -100,6 +104,8 @@ pub struct ResourceSyncAgent {
     pub clock: SharedClock,
     /// When the gateway last took a heartbeat, by its clock.
     pub last: watch::Sender<Option<String>>,
+    /// How far the last upgrade of the agents is, as the cluster keeps it.
+    pub upgrade: watch::Sender<Option<Upgrade>>,
     /// What is not as it should be though the role works.
     pub warnings: Mutex<Warnings>,
 }
@@ -126,7 +132,7 @@ impl Role for ResourceSyncAgent {
         Box::pin(async move {
             shutdown
                 .until_draining(async {
-                    tokio::join!(self.tell(), self.show());
+                    tokio::join!(self.tell(), self.show(), self.follow_upgrade());
                 })
                 .await;
         })
@@ -144,6 +150,7 @@ impl ResourceSyncAgent {
             known.mark_unchanged();
             let mut desired = self.desired.clone();
             desired.mark_unchanged();
+            let mut upgrade = self.upgrade.subscribe();
             let mut health = self.health.changes();
             let told = self.heartbeat();
             let wait = match self.api.post::<HeartbeatAnswer>(paths::HEARTBEAT, &told).await {
@@ -168,6 +175,7 @@ impl ResourceSyncAgent {
                 tokio::select! {
                     _ = known.changed() => {}
                     _ = desired.changed() => {}
+                    _ = upgrade.changed() => {}
                     () = self.health_differs(&mut health, &told) => {}
                 }
                 tokio::time::sleep(TOGETHER).await;
@@ -227,7 +235,7 @@ impl ResourceSyncAgent {
         let mut errors = resource::errors(&self.health, ERRORS_MAX);
         errors.retain(|error| error.component != NAME || error.severity == "Warning");
         Heartbeat {
-            agent_version: env!("CARGO_PKG_VERSION").to_owned(),
+            agent_version: daemon::release::version().to_owned(),
             kube_system_uid: facts.kube_system_uid,
             kubernetes_version: facts.kubernetes_version,
             total_node_count: facts.nodes,
@@ -238,7 +246,43 @@ impl ResourceSyncAgent {
             errors,
             roles,
             desired_revision: self.desired.borrow().as_ref().map_or(0, |desired| desired.revision),
-            upgrade: None,
+            upgrade: self.upgrade.borrow().clone(),
+        }
+    }
+
+    /// Reads how far an upgrade of the agents is, while one is wanted or was.
+    async fn follow_upgrade(&self) {
+        let Some(client) = &self.client else { return std::future::pending().await };
+        let kept = Kept::new(client);
+        let mut desired = self.desired.clone();
+        loop {
+            desired.mark_unchanged();
+            let wanted = self.desired.borrow().as_ref().and_then(|desired| desired.agent_version.clone());
+            let found = match kept.state().await {
+                Ok(state) => Some(state.map(|state| state.told())),
+                // The installation makes the object where upgrades are on, and gives the right to read it.
+                Err(kube::Error::Api(status)) if matches!(status.code, 403 | 404) => {
+                    Some(wanted.as_deref().and_then(|wanted| upgrades_are_off(wanted, self.clock.now())))
+                }
+                Err(err) => {
+                    tracing::debug!(error = chain(&err), "how far an upgrade is, is not known");
+                    None
+                }
+            };
+            if let Some(found) = found {
+                self.upgrade.send_if_modified(|known| {
+                    let is_news = known.as_ref().map(without_time) != found.as_ref().map(without_time);
+                    if is_news {
+                        *known = found;
+                    }
+                    is_news
+                });
+            }
+            if wanted.is_some() {
+                tokio::time::sleep(UPGRADE).await;
+            } else {
+                let _ = tokio::time::timeout(LONGEST, desired.changed()).await;
+            }
         }
     }
 
@@ -288,6 +332,24 @@ impl ResourceSyncAgent {
             let _ = tokio::time::timeout(RESOURCE, changed).await;
         }
     }
+}
+
+/// That another version is wanted in a cluster that does not upgrade its agents.
+fn upgrades_are_off(wanted: &str, now: SystemTime) -> Option<Upgrade> {
+    (wanted != daemon::release::version()).then(|| Upgrade {
+        version: wanted.to_owned(),
+        state: "Waiting".to_owned(),
+        reason: "Off".to_owned(),
+        message: format!(
+            "the agents of this cluster do not upgrade themselves: towline connect again with --disable-auto-upgrade=false, or upgrade them to {wanted} by hand (towline upgrade; helm upgrade where helm installed them)"
+        ),
+        time: identity::spell(now),
+    })
+}
+
+/// Everything but the time, which is another whenever it is looked.
+fn without_time(upgrade: &Upgrade) -> [&str; 4] {
+    [&upgrade.version, &upgrade.state, &upgrade.reason, &upgrade.message]
 }
 
 /// What to say of a clock that is further from the gateway's than tokens' times allow. It is not put right by the

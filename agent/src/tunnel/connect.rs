@@ -411,7 +411,7 @@ impl Connector {
             Ok(Proof { chain: certificates, signature: signature.into() })
         });
         let side = AgentSide {
-            agent_version: env!("CARGO_PKG_VERSION").to_owned(),
+            agent_version: daemon::release::version().to_owned(),
             instance: self.instance,
             features,
             prove,

@@ -90,6 +90,7 @@ fn teller(
         desired: desired.subscribe(),
         clock: Arc::new(SystemClock),
         last: last.clone(),
+        upgrade: watch::Sender::new(None),
         warnings: Default::default(),
     }
 }

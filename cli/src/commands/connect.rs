@@ -34,6 +34,7 @@ pub use self::{
     extensions::{CatalogueArgs, Typed as TypedExtensions},
     proxy::AgentProxyArgs,
     update::{Update, update_agents},
+    values::{fit, values_again},
 };
 use self::{install::Stopped, token::EnrolmentArgs, values::AgentArgs};
 use super::{CommonArgs, interrupt::Interrupt, names, print, steps::Steps, tags::TagArgs};

@@ -2,6 +2,10 @@
 
 use std::time::Duration;
 
+use agent::roles::upgrader::{
+    job,
+    state::{self, State},
+};
 use anyhow::{Context, anyhow};
 use base64::{Engine, engine::general_purpose::STANDARD as BASE64};
 use secrecy::SecretString;
@@ -9,13 +13,13 @@ use serde_json::Value;
 
 use super::{
     Kubernetes, Place,
-    place::{self, CLUSTER_ROLE_BINDING, CONFIG_MAP, DEFINITION, DEPLOYMENT, KINDS, NAMESPACE, SECRET},
+    place::{self, CLUSTER_ROLE_BINDING, CONFIG_MAP, DEFINITION, DEPLOYMENT, JOB, KINDS, NAMESPACE, SECRET},
 };
 use crate::{
     failure::Failure,
     manifests::{
         self, AGENT, CONFIG_FILE, DIAGNOSER, DIAGNOSER_PROXY_SECRET, EXTENSIONS, GUARD, IDENTITY_SECRET, MANAGED_BY,
-        MANAGER, ONBOARDING_SECRET, PROXY_SECRET,
+        MANAGER, ONBOARDING_SECRET, PROXY_SECRET, UPGRADER,
     },
 };
 
@@ -92,6 +96,34 @@ impl Kubernetes {
         }))
     }
 
+    /// Refuses to change the agents in the middle of an upgrade: it would bring back what it has kept.
+    ///
+    /// # Errors
+    /// While an upgrade is at work.
+    pub async fn refuse_during_an_upgrade(&self, namespace: &str) -> Result<(), Failure> {
+        let Some(state) = self.upgrade_state(namespace).await? else { return Ok(()) };
+        if !state.phase.is_running() {
+            return Ok(());
+        }
+        let error = anyhow!(
+            "the agents are being upgraded from version {} to {}, and nothing was changed",
+            state.from,
+            state.version
+        );
+        let hint = format!(
+            "wait until it has come to its end: kubectl -n {namespace} get configmap {} -o jsonpath={{.data.state}}",
+            state::OBJECT
+        );
+        Err(Failure::from(error).hint(hint))
+    }
+
+    /// How far the last upgrade of the agents is; none where there was none, or they do not upgrade themselves.
+    pub async fn upgrade_state(&self, namespace: &str) -> anyhow::Result<Option<State>> {
+        let place = Place::within(CONFIG_MAP, namespace, state::OBJECT);
+        let map = self.get(&place).await.with_context(|| format!("read {place}"))?.unwrap_or_default();
+        Ok(map["data"][state::STATE].as_str().and_then(|text| serde_json::from_str(text).ok()))
+    }
+
     /// The onboarding key that is there.
     pub async fn onboarding_key(&self, namespace: &str) -> anyhow::Result<Option<SecretString>> {
         let place = Place::within(SECRET, namespace, ONBOARDING_SECRET);
@@ -125,6 +157,8 @@ impl Kubernetes {
         let definition = all.iter().position(|place| place.kind == DEFINITION).unwrap_or(all.len());
         all.splice(definition..definition, made);
         all.extend(self.extension_secrets(namespace).await);
+        // After the upgrader, which would make it again.
+        all.push(Place::within(JOB, namespace, job::NAME));
         all
     }
 
@@ -194,7 +228,8 @@ impl Kubernetes {
         let left = self.foreign(namespace).await?;
         // Pods of ours that nobody waits for go by themselves.
         let goes = |left: &Place| {
-            let ours = [AGENT, MANAGER, EXTENSIONS, GUARD].iter().any(|ours| left.name.starts_with(ours));
+            let ours =
+                [AGENT, MANAGER, EXTENSIONS, GUARD, UPGRADER, job::NAME].iter().any(|ours| left.name.starts_with(ours));
             left.kind == place::POD && ours
         };
         let left: Vec<Place> = left.into_iter().filter(|left| !goes(left) && !objects.contains(left)).collect();
@@ -215,6 +250,7 @@ fn everything(namespace: &str) -> Vec<Place> {
     values.azure_rbac.enabled = true;
     values.extensions.enabled = true;
     values.guard.enabled = true;
+    values.upgrades.enabled = true;
     values.replicas = values.replicas.max(2);
     let objects = manifests::objects(&values, namespace);
     let mut all: Vec<Place> = objects.iter().filter_map(Place::of_manifest).rev().collect();

@@ -3,14 +3,16 @@
 use anyhow::Context;
 use base64::{Engine, engine::general_purpose::STANDARD as BASE64};
 use secrecy::SecretString;
-use serde_json::Value;
+use serde_json::{Map, Value};
+use types::agent_api::InstallSettings;
 
 use super::{
     Kubernetes, Place,
     place::{CONFIG_MAP, DEPLOYMENT, SECRET, SERVICE},
 };
 use crate::manifests::{
-    AGENT, CONFIG_FILE, EXTENSIONS, GITOPS, GUARD, HostAlias, MANAGER, PROXY_SECRET, Proxy, VERSION_LABEL, Values,
+    AGENT, CONFIG_FILE, EXTENSIONS, GITOPS, GUARD, HostAlias, MANAGER, PROXY_SECRET, Proxy, UPGRADER, VERSION_LABEL,
+    Values,
 };
 
 /// Read of their own configuration. Does not print.
@@ -39,6 +41,33 @@ pub struct Kept {
     pub guard: Option<KeptGuard>,
     /// What the extension-manager was told, where extensions are on.
     pub extensions: Option<KeptExtensions>,
+    /// What the upgrader was told, where the agents upgrade themselves.
+    pub upgrades: Option<KeptUpgrades>,
+}
+
+/// What an upgrader was told; empty texts are what the chart says.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct KeptUpgrades {
+    /// PEM: the catalogue's keys that are pinned.
+    pub keys: Vec<String>,
+    /// The catalogue that is pinned; empty: none.
+    pub catalogue: String,
+    /// How often it looks.
+    pub interval: String,
+    /// How long it watches new pods.
+    pub window: String,
+    /// How long it waits for them.
+    pub timeout: String,
+}
+
+/// What agents that are there belong to: cluster, gateway and issuers, as their own configuration has it. With it the
+/// agents' objects can be made again where nobody may ask the gateway.
+#[derive(Debug, Clone)]
+pub struct Belongs {
+    /// The resource's ARM id.
+    pub cluster_id: String,
+    /// What the gateway said of itself.
+    pub settings: InstallSettings,
 }
 
 /// What guard was told.
@@ -91,28 +120,39 @@ struct Told {
     gitops: Value,
     guard: Value,
     guard_service: Value,
+    upgrader: Value,
 }
 
 impl Kubernetes {
     /// What the agents in a namespace were told.
     pub async fn kept(&self, namespace: &str) -> anyhow::Result<Kept> {
+        self.told(namespace, true).await?.kept()
+    }
+
+    /// The same by a service account that reads no Secret: the proxy's stays where it is. And what the agents belong to.
+    pub async fn kept_without_secrets(&self, namespace: &str) -> anyhow::Result<(Kept, Belongs)> {
+        let told = self.told(namespace, false).await?;
+        Ok((told.kept()?, told.belongs()?))
+    }
+
+    async fn told(&self, namespace: &str, with_secrets: bool) -> anyhow::Result<Told> {
         let read = async |kind, name: &str| {
             let place = Place::within(kind, namespace, name);
             let found = self.get(&place).await.with_context(|| format!("read {place}"))?;
             anyhow::Ok(found.unwrap_or_default())
         };
-        let told = Told {
+        Ok(Told {
             agent: read(CONFIG_MAP, AGENT).await?,
             manager: read(CONFIG_MAP, MANAGER).await?,
             deployment: read(DEPLOYMENT, AGENT).await?,
-            proxy: read(SECRET, PROXY_SECRET).await?,
+            proxy: if with_secrets { read(SECRET, PROXY_SECRET).await? } else { Value::Null },
             extensions: read(CONFIG_MAP, EXTENSIONS).await?,
             extension_manager: read(DEPLOYMENT, EXTENSIONS).await?,
             gitops: read(CONFIG_MAP, GITOPS).await?,
             guard: read(CONFIG_MAP, GUARD).await?,
             guard_service: read(SERVICE, GUARD).await?,
-        };
-        told.kept()
+            upgrader: read(CONFIG_MAP, UPGRADER).await?,
+        })
     }
 }
 
@@ -128,6 +168,9 @@ impl Told {
             proxy.no_proxy = words(table, "no_proxy");
             proxy.username = secret(&self.proxy, "username");
             proxy.password = SecretString::from(secret(&self.proxy, "password"));
+            if self.proxy.is_null() && !word(Some(table), "username_file").is_empty() {
+                proxy.existing_secret = PROXY_SECRET.to_owned();
+            }
         }
         let (metadata, pod) = (manager.get("metadata"), &self.deployment["spec"]["template"]["spec"]);
         Ok(Kept {
@@ -143,7 +186,59 @@ impl Told {
             infrastructure: word(metadata, "infrastructure"),
             guard: self.guard()?,
             extensions: self.extensions()?,
+            upgrades: self.upgrades()?,
         })
+    }
+
+    fn upgrades(&self) -> anyhow::Result<Option<KeptUpgrades>> {
+        let config = config(&self.upgrader)?;
+        let Some(table) = config.get("upgrades") else { return Ok(None) };
+        let text = |key: &str| word(Some(table), key);
+        Ok(Some(KeptUpgrades {
+            keys: words(table, "catalogue_keys"),
+            catalogue: text("catalogue_id"),
+            interval: text("interval"),
+            window: text("window"),
+            timeout: text("timeout"),
+        }))
+    }
+
+    fn belongs(&self) -> anyhow::Result<Belongs> {
+        let config = config(&self.agent)?;
+        let issuers = config.get("issuers").and_then(toml::Value::as_array).into_iter().flatten();
+        let issuers = issuers.map(|issuer| self.issuer(issuer)).collect::<anyhow::Result<_>>()?;
+        let gateway = config.get("gateway");
+        Ok(Belongs {
+            cluster_id: word(config.get("identity"), "cluster_id"),
+            settings: InstallSettings {
+                urls: gateway.map(|gateway| words(gateway, "urls")).unwrap_or_default(),
+                roots: text(&self.agent["data"]["gateway-ca.crt"]),
+                issuers,
+                version: String::new(),
+                tenant_id: String::new(),
+                catalogue: None,
+            },
+        })
+    }
+
+    /// An issuer in the chart's form, its files as texts.
+    fn issuer(&self, issuer: &toml::Value) -> anyhow::Result<Value> {
+        let table = issuer.as_table().context("an issuer in the configuration of the agents that are there")?;
+        let mut made = Map::new();
+        for (key, value) in table {
+            let (name, is_file) = match key.as_str() {
+                "ca_file" => ("ca".to_owned(), true),
+                "keys_file" => ("keys".to_owned(), true),
+                "pinned_keys_file" => ("pinnedKeys".to_owned(), true),
+                key => (camel(key), false),
+            };
+            let value = match value.as_str().filter(|_| is_file) {
+                Some(file) => self.agent["data"][file].clone(),
+                None => serde_json::to_value(value)?,
+            };
+            made.insert(name, value);
+        }
+        Ok(made.into())
     }
 
     fn guard(&self) -> anyhow::Result<Option<KeptGuard>> {
@@ -188,11 +283,28 @@ fn version(deployment: &Value) -> Option<&str> {
     deployment["metadata"]["labels"][VERSION_LABEL].as_str()
 }
 
-/// A tag that is the version of before is not one that was typed.
+/// A tag that is the version of before is not one that was typed, nor the digest that an upgrade put behind it.
 fn image(deployment: &Value) -> Option<String> {
     let image = deployment["spec"]["template"]["spec"]["containers"][0]["image"].as_str()?;
-    let version = version(deployment)?;
-    Some(image.strip_suffix(&format!(":{version}")).unwrap_or(image).to_owned())
+    let tag = format!(":{}", version(deployment)?);
+    let (name, digest) = image.split_once('@').map_or((image, None), |(name, digest)| (name, Some(digest)));
+    Some(match name.strip_suffix(&tag) {
+        Some(repository) => repository.to_owned(),
+        None if digest.is_some() => image.to_owned(),
+        None => name.to_owned(),
+    })
+}
+
+/// `username_claim` as the chart has it, `usernameClaim`.
+fn camel(key: &str) -> String {
+    let mut words = key.split('_');
+    let first = words.next().unwrap_or_default().to_owned();
+    words.fold(first, |mut made, word| {
+        let mut chars = word.chars();
+        made.extend(chars.next().map(|first| first.to_ascii_uppercase()));
+        made.push_str(chars.as_str());
+        made
+    })
 }
 
 fn config(map: &Value) -> anyhow::Result<toml::Table> {
@@ -242,6 +354,7 @@ mod tests {
             gitops: find("ConfigMap", GITOPS),
             guard: find("ConfigMap", GUARD),
             guard_service: find("Service", GUARD),
+            upgrader: find("ConfigMap", UPGRADER),
         }
     }
 
@@ -312,6 +425,58 @@ mod tests {
             skip_users: vec!["break-glass".to_owned()],
         };
         assert_eq!(told(&values).kept().unwrap().guard, Some(expected));
+    }
+
+    /// An upgrade in the cluster asks nobody: it makes the objects of what is there, byte for byte.
+    #[test]
+    fn u1_objects_are_made_again_of_what_is_there() {
+        let mut values = Values::default();
+        let issuers = serde_json::json!([
+            {"name": "towline", "url": "https://a.example.org", "usernameClaim": "preferred_username", "ca": "PEM1",
+             "pinnedKeys": "{\"keys\": []}", "audiences": ["a"], "extra": {"oid": "oid"}},
+            {"name": "b", "url": "https://b", "keys": "{}", "requiredClaims": {"tenant": ["a", "b"]}},
+        ]);
+        values.issuers = serde_json::from_value(issuers).unwrap();
+        values.gateway.urls = vec!["https://gw.example.org".to_owned()];
+        values.gateway.ca = "PEM2".to_owned();
+        values.identity.cluster_id = "/c".to_owned();
+        values.proxy.url = "https://proxy.example.org:3128".to_owned();
+        values.proxy.username = "me".to_owned();
+        values.proxy.password = SecretString::from("geheim");
+        (values.upgrades.enabled, values.upgrades.catalogue_keys) = (true, vec!["PEM3".to_owned()]);
+        values.upgrades.window = "1m".to_owned();
+        let mut there = told(&values);
+        there.proxy = Value::Null;
+        let (kept, belongs) = (there.kept().unwrap(), there.belongs().unwrap());
+        let again = crate::commands::values_again(&belongs.cluster_id, kept, &belongs.settings).unwrap();
+        let of = |values: &Values| {
+            let mut objects = manifests::objects(values, "towline");
+            objects.retain(|object| object["kind"] != "Secret");
+            for object in &mut objects {
+                // Where the password is not read, there is no digest of it.
+                object["spec"]["template"]["metadata"]["annotations"]["towline.io/secrets"].take();
+            }
+            objects
+        };
+        for (before, after) in of(&values).iter().zip(of(&again)) {
+            assert_eq!(before, &after);
+        }
+        assert_eq!(of(&values).len(), of(&again).len());
+    }
+
+    #[test]
+    fn u1_digest_of_an_upgrade_is_not_one_that_was_typed() {
+        let of = |name: &str| {
+            let pod = serde_json::json!({"containers": [{"image": name}]});
+            let labels = serde_json::json!({VERSION_LABEL: "0.2.0"});
+            image(&serde_json::json!({"metadata": {"labels": labels}, "spec": {"template": {"spec": pod}}})).unwrap()
+        };
+        assert_eq!(of("r:5000/agent:0.2.0@sha256:a"), "r:5000/agent");
+        assert_eq!(of("r:5000/agent:0.2.0"), "r:5000/agent");
+        assert_eq!(
+            (of("r/agent@sha256:a"), of("r/agent:mine")),
+            ("r/agent@sha256:a".to_owned(), "r/agent:mine".to_owned())
+        );
     }
 
     #[test]

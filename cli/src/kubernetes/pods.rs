@@ -11,13 +11,12 @@ use serde_json::Value;
 
 use super::{Error, Kubernetes, Place, place};
 use crate::{
-    manifests::{AGENT, EXTENSIONS, GUARD, MANAGER},
+    manifests::{AGENT, EXTENSIONS, GUARD, MANAGER, UPGRADER},
     terminal::line,
 };
 
 /// The pods of all Deployments.
-pub const PODS: &str =
-    "app.kubernetes.io/name in (towline-agent,towline-controller-manager,towline-extension-manager,towline-guard)";
+pub const PODS: &str = "app.kubernetes.io/name in (towline-agent,towline-controller-manager,towline-extension-manager,towline-guard,towline-upgrader)";
 /// Characters of a line of a log that are shown, and of an event.
 const SHOWN: usize = 600;
 /// Bytes and lines of a log that are read.
@@ -213,6 +212,15 @@ impl Rollout {
 }
 
 impl Kubernetes {
+    /// How far these Deployments are with what was applied last; a missing one is not done.
+    pub async fn rollout_of(&self, namespace: &str, names: &[&str]) -> Result<Rollout, Error> {
+        let mut deployments = Vec::new();
+        for name in names {
+            deployments.push((*name, self.get(&Place::within(place::DEPLOYMENT, namespace, name)).await?));
+        }
+        Ok(Rollout::of(&deployments))
+    }
+
     /// How far the agents are with what was applied last.
     pub async fn rollout(&self, namespace: &str) -> Result<Rollout, Error> {
         let mut deployments = Vec::new();
@@ -220,7 +228,7 @@ impl Kubernetes {
             deployments.push((name, self.get(&Place::within(place::DEPLOYMENT, namespace, name)).await?));
         }
         // Only where they are on.
-        for name in [EXTENSIONS, GUARD] {
+        for name in [EXTENSIONS, GUARD, UPGRADER] {
             let there = self.get(&Place::within(place::DEPLOYMENT, namespace, name)).await?;
             deployments.extend(there.map(|deployment| (name, Some(deployment))));
         }

@@ -68,6 +68,13 @@ pub fn flux_logs_files(values: &Values, namespace: &str) -> Files {
     files
 }
 
+/// What the upgrader is configured by.
+pub fn upgrader_files(values: &Values, namespace: &str) -> Files {
+    let mut files = gateway_files(values);
+    files.insert(CONFIG_FILE.to_owned(), upgrader(values, namespace));
+    files
+}
+
 fn gateway_files(values: &Values) -> Files {
     let mut files = Files::new();
     keep(&mut files, "gateway-ca.crt", &values.gateway.ca);
@@ -222,6 +229,24 @@ fn flux_logs(values: &Values, namespace: &str) -> String {
     out.key("roles", super::FLUX_LOGS);
     gateway_via(&mut out, values, namespace);
     identity(&mut out, values);
+    out.table("limits");
+    out.key("drain_grace", &values.limits.drain_grace);
+    log_and_admin(&mut out, values);
+    out.text
+}
+
+fn upgrader(values: &Values, namespace: &str) -> String {
+    let mut out = Toml::default();
+    out.key("roles", super::UPGRADER);
+    gateway_via(&mut out, values, namespace);
+    identity(&mut out, values);
+    let upgrades = &values.upgrades;
+    out.table("upgrades");
+    out.key("catalogue_keys", &upgrades.catalogue_keys);
+    out.key("interval", &upgrades.interval);
+    out.key("window", &upgrades.window);
+    out.key("timeout", &upgrades.timeout);
+    out.optional("catalogue_id", &upgrades.catalogue_id, &upgrades.catalogue_id);
     out.table("limits");
     out.key("drain_grace", &values.limits.drain_grace);
     log_and_admin(&mut out, values);

@@ -1,5 +1,6 @@
 //! The objects, in the order in which they are applied: what pods use exists before the pods.
 
+use agent::roles::upgrader::state;
 use aws_lc_rs::digest;
 use base64::{Engine, engine::general_purpose::STANDARD as BASE64};
 use secrecy::ExposeSecret;
@@ -7,7 +8,7 @@ use serde_json::{Map, Value, json};
 
 use super::{
     AGENT, CONFIG_FILE, EXTENSIONS, FLUX_LOGS, GITOPS, GUARD, GUARD_MANIFESTS, GUARD_MANIFESTS_NAMESPACE, GUARD_SECRET,
-    MANAGED_BY, MANAGER, RELEASE, SERVING_CA, SERVING_SECRET, TOKENS_SERVICE, VERSION_LABEL, Values,
+    MANAGED_BY, MANAGER, RELEASE, SERVING_CA, SERVING_SECRET, TOKENS_SERVICE, UPGRADER, VERSION_LABEL, Values,
     config::{self, Files},
     rights::{self, account_name},
 };
@@ -37,6 +38,8 @@ pub enum Part {
     Guard,
     /// [`FLUX_LOGS`].
     FluxLogs,
+    /// [`UPGRADER`].
+    Upgrader,
 }
 
 impl Part {
@@ -49,6 +52,7 @@ impl Part {
             Self::Gitops => GITOPS,
             Self::Guard => GUARD,
             Self::FluxLogs => FLUX_LOGS,
+            Self::Upgrader => UPGRADER,
         }
     }
 
@@ -60,6 +64,7 @@ impl Part {
             Self::Gitops => "towline-fluxconfig-agent",
             Self::Guard => "towline-guard",
             Self::FluxLogs => "towline-flux-logs-agent",
+            Self::Upgrader => "towline-upgrader",
         }
     }
 
@@ -145,6 +150,9 @@ pub fn objects(values: &Values, namespace: &str) -> Vec<Value> {
         all.push(config_map(Part::Gitops, &config::gitops_files(values, namespace), namespace));
         all.push(config_map(Part::FluxLogs, &config::flux_logs_files(values, namespace), namespace));
     }
+    if values.upgrades.enabled {
+        all.extend(upgrader(values, namespace));
+    }
     all.extend(budget(values, namespace));
     all
 }
@@ -202,6 +210,9 @@ fn network_policy(values: &Values, namespace: &str) -> Value {
     }
     if values.guard.enabled {
         from.push(json!({"podSelector": {"matchLabels": Part::Guard.selector()}}));
+    }
+    if values.upgrades.enabled {
+        from.push(json!({"podSelector": {"matchLabels": Part::Upgrader.selector()}}));
     }
     let mut made = object("networking.k8s.io/v1", "NetworkPolicy", AGENT, Some(namespace), Part::Agent);
     made["spec"] = json!({
@@ -378,6 +389,37 @@ fn extension_manager(values: &Values, namespace: &str, files: &Files) -> Value {
         "template": pod.template(),
     });
     made
+}
+
+/// What upgrades the others, and the ConfigMap in which it says how far it is.
+fn upgrader(values: &Values, namespace: &str) -> [Value; 3] {
+    let files = config::upgrader_files(values, namespace);
+    let pod = Pod {
+        part: Part::Upgrader,
+        values,
+        account: account_name(Part::Upgrader, &values.upgrades.service_account),
+        service_links: true,
+        ports: &[("admin", values.admin.port)],
+        resources: &values.upgrades.resources,
+        secrets: &[],
+        files: &files,
+        // No Secret of ours: the certificate is read from the apiserver.
+        digest: digest_of(&["certificate", "key"].map(|key| (key.to_owned(), String::new())).into()),
+        image: values.image_name(),
+        grace_seconds: grace_seconds(&values.limits.drain_grace),
+        work_size: None,
+    };
+    let mut made = object("apps/v1", "Deployment", UPGRADER, Some(namespace), Part::Upgrader);
+    made["spec"] = json!({
+        "replicas": 1,
+        "revisionHistoryLimit": 3,
+        "selector": {"matchLabels": Part::Upgrader.selector()},
+        // Two of them would begin the same upgrade.
+        "strategy": {"type": "Recreate"},
+        "template": pod.template(),
+    });
+    let progress = object("v1", "ConfigMap", state::OBJECT, Some(namespace), Part::Upgrader);
+    [config_map(Part::Upgrader, &files, namespace), progress, made]
 }
 
 fn budget(values: &Values, namespace: &str) -> Option<Value> {

@@ -1,11 +1,12 @@
 //! Service accounts, roles and bindings: what each of the Deployments may do, and nothing more.
 
+use agent::roles::upgrader::{job, state};
 use auth::rbac::call::{VERBS, verb_group};
 use serde_json::{Value, json};
 
 use super::{
-    AGENT, EXTENSIONS, GUARD, GUARD_MANIFESTS, GUARD_MANIFESTS_NAMESPACE, GUARD_SECRET, IDENTITY_SECRET, MANAGER,
-    SERVING_CA, SERVING_SECRET, Values,
+    AGENT, EXTENSIONS, FLUX_LOGS, GITOPS, GUARD, GUARD_MANIFESTS, GUARD_MANIFESTS_NAMESPACE, GUARD_SECRET,
+    IDENTITY_SECRET, MANAGER, SERVING_CA, SERVING_SECRET, TOKENS_SERVICE, UPGRADER, Values,
     objects::{Part, object},
     values::Account,
 };
@@ -22,14 +23,21 @@ pub fn rights(values: &Values, namespace: &str) -> Vec<Value> {
     let extensions = values.extensions.enabled.then_some(extensions);
     let guard = Subject { part: Part::Guard, account: &values.guard.service_account, namespace };
     let guard = values.guard.enabled.then_some(guard);
+    let upgrader = Subject { part: Part::Upgrader, account: &values.upgrades.service_account, namespace };
+    let upgrader = values.upgrades.enabled.then_some(upgrader);
     let mut all = Vec::new();
-    for subject in [&agent, &manager].into_iter().chain(&extensions).chain(&guard) {
+    for subject in [&agent, &manager].into_iter().chain(&extensions).chain(&guard).chain(&upgrader) {
         if subject.account.create {
             all.push(subject.service_account());
         }
     }
     if values.rbac.create {
         all.extend(agent.may_in_cluster(impersonation(values)));
+        // A version for tests of upgrades, which needs more than the one before.
+        let more = json!([{"apiGroups": [""], "resources": ["configmaps"], "verbs": ["list"]}]);
+        if daemon::release::has_fault("rights") {
+            all.extend(agent.may_in_cluster_as("more", more));
+        }
         all.extend(agent.may_in_namespace(json!([
             {"apiGroups": [""], "resources": ["secrets"], "resourceNames": [IDENTITY_SECRET],
              "verbs": ["get", "patch", "watch"]},
@@ -44,6 +52,7 @@ pub fn rights(values: &Values, namespace: &str) -> Vec<Value> {
         }
         all.extend(extensions.as_ref().map(Subject::administers));
         all.extend(guard.iter().flat_map(Subject::hands_out));
+        all.extend(upgrader.iter().flat_map(Subject::upgrades));
     }
     all
 }
@@ -75,9 +84,13 @@ fn keeping(values: &Values) -> Value {
         rules.push(json!({"apiGroups": [""], "resources": ["configmaps"], "resourceNames": [SERVING_CA],
                           "verbs": ["patch"]}));
     }
+    rules.extend([json!({"apiGroups": ["towline.io"], "resources": ["connectedclusters", "connectedclusters/status"],
+               "verbs": ["get", "list", "watch", "create", "update", "patch"]})]);
+    if values.upgrades.enabled {
+        rules.push(json!({"apiGroups": [""], "resources": ["configmaps"], "resourceNames": [state::OBJECT],
+                          "verbs": ["get"]}));
+    }
     rules.extend([
-        json!({"apiGroups": ["towline.io"], "resources": ["connectedclusters", "connectedclusters/status"],
-               "verbs": ["get", "list", "watch", "create", "update", "patch"]}),
         json!({"apiGroups": [""], "resources": ["events"], "verbs": ["create"]}),
         json!({"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list"]}),
     ]);
@@ -112,6 +125,8 @@ pub fn account_name(part: Part, account: &Account) -> &str {
         ("", true, Part::Guard) => GUARD,
         // Never "default": it becomes an administrator.
         ("", _, Part::Extensions) => EXTENSIONS,
+        // Nor for this one, which changes what the others run.
+        ("", _, Part::Upgrader) => UPGRADER,
         ("", false, _) => "default",
         (name, ..) => name,
     }
@@ -136,6 +151,11 @@ impl Subject<'_> {
 
     fn may_in_cluster(&self, rules: Value) -> [Value; 2] {
         let name = format!("{}:{}", self.namespace, self.part.name());
+        self.may(&name, None, ["ClusterRole", "ClusterRoleBinding"], rules)
+    }
+
+    fn may_in_cluster_as(&self, what: &str, rules: Value) -> [Value; 2] {
+        let name = format!("{}:{}:{what}", self.namespace, self.part.name());
         self.may(&name, None, ["ClusterRole", "ClusterRoleBinding"], rules)
     }
 
@@ -178,6 +198,35 @@ impl Subject<'_> {
         let within = Some(GUARD_MANIFESTS_NAMESPACE);
         let [role_there, binding_there] = self.may(GUARD_MANIFESTS, within, ["Role", "RoleBinding"], handed);
         [role, binding, role_there, binding_there]
+    }
+
+    /// The agents' own objects, by name, and the Job that changes them; roles and definitions are only read.
+    fn upgrades(&self) -> [Value; 4] {
+        let own = |group: &str, resource: &str, names: &[&str], verbs: &[&str]| json!({"apiGroups": [group], "resources": [resource], "resourceNames": names, "verbs": verbs});
+        let any = |group: &str, resource: &str, verbs: &[&str]| json!({"apiGroups": [group], "resources": [resource], "verbs": verbs});
+        let deployments = [AGENT, MANAGER, EXTENSIONS, GUARD, UPGRADER];
+        let maps = [AGENT, MANAGER, EXTENSIONS, GITOPS, FLUX_LOGS, GUARD, SERVING_CA, state::OBJECT, UPGRADER];
+        let change = ["get", "patch"];
+        let [role, binding] = self.may_in_namespace(json!([
+            own("", "secrets", &[IDENTITY_SECRET], &["get", "watch"]),
+            own("apps", "deployments", &deployments, &change),
+            own("", "configmaps", &maps, &change),
+            own("", "services", &[TOKENS_SERVICE, AGENT, GUARD], &change),
+            own("networking.k8s.io", "networkpolicies", &[AGENT], &change),
+            own("policy", "poddisruptionbudgets", &[AGENT], &change),
+            own("", "serviceaccounts", &deployments, &["get"]),
+            any("batch", "jobs", &["create"]),
+            own("batch", "jobs", &[job::NAME], &["get", "delete"]),
+            any("", "pods", &["get", "list"]),
+            any("", "events", &["create"]),
+            own("towline.io", "connectedclusters", &["clustermetadata"], &["get"]),
+        ]));
+        let [read, reads] = self.may_in_cluster(json!([
+            {"apiGroups": [API], "resources": ["clusterroles", "clusterrolebindings", "roles", "rolebindings"],
+             "verbs": ["get"]},
+            {"apiGroups": ["apiextensions.k8s.io"], "resources": ["customresourcedefinitions"], "verbs": ["get"]},
+        ]));
+        [read, reads, role, binding]
     }
 
     fn may_in_namespace(&self, rules: Value) -> [Value; 2] {

@@ -110,6 +110,17 @@ fn sets() -> Vec<(&'static str, Values)> {
             }),
         ),
         (
+            "upgrades",
+            with(&|v| {
+                v.upgrades.enabled = true;
+                v.upgrades.catalogue_keys = vec!["-----BEGIN PUBLIC KEY-----\nMA+/\n".to_owned()];
+                v.upgrades.catalogue_id = "0123456789abcdef".repeat(2);
+                v.upgrades.window = "1m".to_owned();
+                v.extra_ca = PEM.to_owned();
+                v.upgrades.service_account.annotations.insert("a".to_owned(), "b".to_owned());
+            }),
+        ),
+        (
             "one pod on one carrier",
             with(&|v| {
                 v.replicas = 1;
@@ -246,5 +257,7 @@ fn what_pods_use_exists_before_the_pods() {
     ] {
         assert!(at(kind) < at("Deployment"), "{kind}");
     }
-    assert_eq!(version(), env!("CARGO_PKG_VERSION"));
+    let chart = include_str!("../../../docker/chart/towline-agent/Chart.yaml");
+    let version_of_chart = chart.lines().find_map(|line| line.strip_prefix("appVersion:")).map(str::trim);
+    assert_eq!(version_of_chart, Some(version()));
 }

@@ -18,6 +18,7 @@ pub struct Values {
     pub extensions: Extensions,
     pub gitops: Gitops,
     pub guard: Guard,
+    pub upgrades: Upgrades,
     pub network_policy: NetworkPolicy,
     pub identity_tokens: IdentityTokens,
     pub metadata: Metadata,
@@ -92,6 +93,13 @@ section! {
     Guard {
         enabled: bool, port: u16, server: String, #[serde(rename = "clusterIP")] cluster_ip: String, skip_users: Vec<String>,
         replicas: u32, resources: Value, service_account: Account,
+    }
+}
+section! {
+    /// Upgrades of the agents by themselves.
+    Upgrades {
+        enabled: bool, catalogue_keys: Vec<String>, catalogue_id: String, interval: String, window: String, timeout: String,
+        resources: Value, service_account: Account,
     }
 }
 section! {

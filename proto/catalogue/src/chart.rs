@@ -11,7 +11,7 @@ mod archive;
 mod metadata;
 mod schema;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
 
@@ -40,6 +40,9 @@ const ANNOTATIONS: &str = "towline.io/";
 const LOCKED_SETTINGS: &str = "towline.io/locked-settings";
 /// `"true"`: the chart wants to know where the agents run and what from (`global.towline` in its values).
 const AGENT_VALUES: &str = "towline.io/agent-values";
+/// `NAME=DIGEST` with commas between, of a chart of the agents: the image of each program, which is known by that digest
+/// alone. Names are `agent` and `extension-manager`.
+const IMAGE_DIGESTS: &str = "towline.io/image-digests";
 
 /// What a chart is.
 #[derive(Debug, Clone, PartialEq)]
@@ -66,6 +69,8 @@ pub struct Chart {
     pub locked_settings: Vec<String>,
     /// Whether it wants to know of the agents (`towline.io/agent-values`).
     pub agent_values: bool,
+    /// Digests of images by the program's name (`towline.io/image-digests`).
+    pub image_digests: BTreeMap<String, String>,
 }
 
 /// Why an archive is no chart that can be installed.
@@ -155,6 +160,8 @@ impl Chart {
         }
         let Metadata { name, version, description, app_version, kube_version, deprecated, .. } = metadata;
         let note = |name: &str| metadata.annotations.get(name).map(String::as_str).unwrap_or_default();
+        let image_digests = image_digests(note(IMAGE_DIGESTS))
+            .map_err(|reason| ChartError::Metadata { path: METADATA.to_owned(), reason })?;
         let locked = note(LOCKED_SETTINGS).split(',').map(str::trim).filter(|key| !key.is_empty());
         Ok(Self {
             name,
@@ -165,11 +172,26 @@ impl Chart {
             deprecated,
             locked_settings: locked.map(str::to_owned).collect(),
             agent_values: note(AGENT_VALUES) == "true",
+            image_digests,
             dependencies: metadata.dependencies,
             values_schema,
             crd_files,
         })
     }
+}
+
+/// `agent=sha256:0123…,extension-manager=sha256:4567…`.
+fn image_digests(text: &str) -> Result<BTreeMap<String, String>, String> {
+    let is_digest = |digest: &str| {
+        let hex = digest.strip_prefix("sha256:").unwrap_or_default();
+        hex.len() == 64 && hex.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
+    };
+    let entries = text.split(',').map(str::trim).filter(|entry| !entry.is_empty());
+    let read = entries.map(|entry| match entry.split_once('=') {
+        Some((name, digest)) if !name.is_empty() && is_digest(digest) => Ok((name.to_owned(), digest.to_owned())),
+        _ => Err(format!("the annotation {IMAGE_DIGESTS}: {entry:?} is not NAME=sha256:<64 hex digits>")),
+    });
+    read.collect()
 }
 
 /// A chart or one that another depends on.

@@ -7,6 +7,7 @@
 //! | [`telemetry`] | logs, and what is kept out of them |
 //! | [`redact`] | takes out of what others logged what looks like a secret |
 //! | [`admin`] | the listener for operators and probes |
+//! | [`release`] | the version of this program |
 //! | [`settings`] | settings files: every fault of one at once; durations |
 //! | [`shares`] | bounded tables that nobody keeps others out of |
 //! | [`tcp`] | names to addresses, and to the first that answers (Happy Eyeballs) |
@@ -19,6 +20,7 @@ pub mod admin;
 mod backoff;
 mod files;
 pub mod redact;
+pub mod release;
 pub mod settings;
 pub mod shares;
 mod shutdown;

@@ -84,7 +84,7 @@ impl Enroller {
             csr: request.csr,
             kube_system_uid: kube_system_uid.to_owned(),
             signature: encode(&signature),
-            agent_version: env!("CARGO_PKG_VERSION").to_owned(),
+            agent_version: daemon::release::version().to_owned(),
         };
         let certificate: Certificate = self.post(enrolment_paths::CERTIFICATE, &enrolment).await?;
         Stored::new(certificate, request.key, self.clock.now()).map_err(|err| ApiError::Unreadable(chain(&err)))

@@ -15,9 +15,7 @@ use types::agent_api::ObjectState;
 
 use super::{
     Extensions, agents,
-    catalogue::{Catalogue, Known},
     explain::{self, Finding, Look},
-    gateway::Library,
     helm::{Acting, Helm, HelmError, Install, On},
     locks, place,
     plan::{self, Action, Circumstances, Facts, Properties, Recovery, Target},
@@ -30,6 +28,7 @@ use crate::{
     config,
     identity::{clock::SharedClock, spell},
     roles::{
+        catalogue::{Catalogue, Known, gateway::Library},
         health::Reporter,
         objects::{
             follow::Follow,

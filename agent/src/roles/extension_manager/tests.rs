@@ -21,15 +21,16 @@ use types::agent_api::{
     ProtectedSettings, encode,
 };
 
-use super::{
-    Extensions,
-    catalogue::{Catalogue, Pinned},
-    gateway::{Asked, Gateway, Library},
-    store::Store,
-};
+use super::{Extensions, store::Store};
 use crate::{
     identity::clock::SystemClock,
-    roles::objects::{Kind as _, follow::Follow, report::Report, testing::Map},
+    roles::{
+        catalogue::{
+            Catalogue, Pinned,
+            gateway::{Asked, Gateway, Library},
+        },
+        objects::{Kind as _, follow::Follow, report::Report, testing::Map},
+    },
     tunnel::api::{ApiError, Refused},
 };
 

@@ -274,7 +274,10 @@ async fn begin(prepared: &Prepared, made: &mut Made) -> Outcome<()> {
     let Some(turn) = &mut made.turn else { return Ok(()) };
     let taken = turn.take().await;
     let begun = match taken {
-        Ok(()) => unchanged(prepared).await,
+        Ok(()) => match prepared.cluster.refuse_during_an_upgrade(&prepared.namespace).await {
+            Ok(()) => unchanged(prepared).await,
+            Err(failure) => Err(failure),
+        },
         Err(error) if error.downcast_ref::<Advised>().is_some() => Err(error.into()),
         Err(error) => return Err(error.into()),
     };

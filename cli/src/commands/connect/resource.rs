@@ -114,6 +114,9 @@ fn body(prepared: &Prepared, args: &Args, public_key: &str) -> Value {
     if let Some(enabled) = args.agent.azure_rbac {
         properties["aadProfile"]["enableAzureRBAC"] = enabled.into();
     }
+    if let Some(disable) = args.agent.disable_auto_upgrade {
+        properties["arcAgentProfile"]["agentAutoUpgrade"] = if disable { "Disabled" } else { "Enabled" }.into();
+    }
     for (name, typed) in [("distribution", &args.agent.distribution), ("infrastructure", &args.agent.infrastructure)] {
         let kept = prepared.before.property(name);
         if let Some(value) = typed.as_deref().or(Some(kept).filter(|kept| !kept.is_empty())) {

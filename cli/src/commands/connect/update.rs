@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use anyhow::anyhow;
 use secrecy::ExposeSecret;
+use serde_json::Value;
 use types::{
     agent_api::InstallSettings,
     api::{ResourceId, id::is_same},
@@ -21,12 +22,17 @@ use super::{
 };
 use crate::{
     api::{Api, Wait},
-    commands::{interrupt::Interrupt, steps::Steps},
+    commands::{
+        interrupt::Interrupt,
+        steps::Steps,
+        upgrade::{is_changed, may_become_ours, to_apply_again},
+    },
     context::Context,
     failure::{Failure, Outcome},
     kubernetes::{
-        KubeArgs, Kubernetes,
+        KubeArgs, Kubernetes, Place,
         installed::{group_and_name, is_definition, is_elsewhere},
+        place::SECRET,
         turn::Turn,
     },
     manifests,
@@ -41,6 +47,10 @@ pub struct Update<'a> {
     extensions: extensions::Typed,
     /// Whether they become this program's version too.
     upgrades: bool,
+    /// Whether only that is made which an upgrade in the cluster may not give.
+    rights_only: bool,
+    /// Whether the old objects come back where the new agents do not connect in time.
+    goes_back: bool,
     wait: Wait,
 }
 
@@ -58,13 +68,23 @@ impl<'a> Update<'a> {
             guard: None,
             extensions: extensions::Typed::default(),
             upgrades,
+            rights_only: false,
+            goes_back: false,
             wait,
         }))
     }
 
     /// Extensions and guard, on or off; guard as it is without `guard`.
     pub fn of_features(kube: &'a KubeArgs, guard: Option<bool>, extensions: extensions::Typed, wait: Wait) -> Self {
-        Self { kube, typed: Typed::default(), guard, extensions, upgrades: false, wait }
+        let typed = Typed::default();
+        Self { kube, typed, guard, extensions, upgrades: false, rights_only: false, goes_back: false, wait }
+    }
+
+    /// This program's version, and the old one again where that does not connect in time; or only what agents that wait
+    /// for rights wait for.
+    pub fn of_upgrade(kube: &'a KubeArgs, rights_only: bool, wait: Wait) -> Self {
+        let (typed, extensions) = (Typed::default(), extensions::Typed::default());
+        Self { kube, typed, guard: None, extensions, upgrades: true, rights_only, goes_back: true, wait }
     }
 }
 
@@ -81,6 +101,10 @@ pub async fn update_agents(update: Update<'_>, context: &Context, id: &ResourceI
     };
     if !is_same(&there.cluster_id, id.as_str()) || !there.is_at(&settings.urls) {
         return Err(is_elsewhere(&group_and_name(&there.cluster_id), choose));
+    }
+    if update.goes_back && !there.is_ours() {
+        let error = anyhow!("{} installed the agents of {}, and upgrades them", there.managed_by, id.name());
+        return Err(Failure::from(error).hint("helm upgrade, with the chart of the new version"));
     }
     let namespace = there.namespace.as_str();
     steps.run("Checking rights in the cluster", precheck::may_install(&cluster, namespace, false, false)).await?;
@@ -100,15 +124,19 @@ pub async fn update_agents(update: Update<'_>, context: &Context, id: &ResourceI
 }
 
 async fn change(
-    update: Update<'_>,
+    mut update: Update<'_>,
     (context, id): (&Context, &ResourceId),
     (cluster, namespace): (&Kubernetes, &str),
     settings: &InstallSettings,
     steps: &mut Steps,
 ) -> Outcome<()> {
+    cluster.refuse_during_an_upgrade(namespace).await?;
     let kept = cluster.kept(namespace).await?;
+    if update.upgrades {
+        may_become_ours(kept.version.as_deref())?;
+    }
     let version = kept.version.clone().filter(|_| !update.upgrades);
-    let typed = (update.guard, update.typed, &update.extensions);
+    let typed = (update.guard, std::mem::take(&mut update.typed), &update.extensions);
     let (mut values, said) = values::again(id.as_str(), kept, version.as_deref(), typed, settings)?;
     values::fit(&mut values, cluster);
     precheck::may_extend(cluster, &values).await?;
@@ -121,14 +149,70 @@ async fn change(
     if let Some(version) = &version {
         manifests::relabel(&mut manifests, version);
     }
-    for manifest in &manifests {
+    if update.rights_only {
+        give_rights(cluster, &manifests).await?;
+        steps.end("done");
+        return Ok(());
+    }
+    let before = if update.goes_back { before(cluster, &manifests).await? } else { Vec::new() };
+    let changed = apply_and_wait(&update, (context, id), (cluster, namespace), &manifests, steps).await;
+    let Err(failure) = changed else { return Ok(()) };
+    if !update.goes_back {
+        return Err(failure);
+    }
+    steps.begin("Giving the agents their old version again");
+    for (place, there) in before {
+        match there {
+            Some(there) => drop(cluster.apply(&there).await?),
+            None => cluster.delete(&place).await?,
+        }
+    }
+    steps.end("done");
+    Err(failure.hint("the agents have their old version again; what kept the new one from connecting stands above"))
+}
+
+/// The objects as they are, of those that are to be applied, so that they can be applied again.
+async fn before(cluster: &Kubernetes, manifests: &[Value]) -> Outcome<Vec<(Place, Option<Value>)>> {
+    let mut all = Vec::new();
+    for manifest in manifests {
+        let Some(place) = Place::of_manifest(manifest) else { continue };
+        let there = cluster.get(&place).await.map_err(|error| anyhow!(error).context(format!("read {place}")))?;
+        all.push((place, there.as_ref().map(to_apply_again)));
+    }
+    Ok(all)
+}
+
+/// What an upgrade in the cluster may not give: all kinds that it does not change, and what is not there.
+async fn give_rights(cluster: &Kubernetes, manifests: &[Value]) -> Outcome<()> {
+    for manifest in manifests {
+        let Some(place) = Place::of_manifest(manifest) else { continue };
+        let there = cluster.get(&place).await.map_err(|error| anyhow!(error).context(format!("read {place}")))?;
+        if there.is_some() && (is_changed(manifest) || place.kind == SECRET) {
+            continue;
+        }
+        cluster.apply(manifest).await?;
+        if is_definition(manifest) {
+            cluster.await_established(&place.name, ESTABLISHED).await?;
+        }
+    }
+    Ok(())
+}
+
+async fn apply_and_wait(
+    update: &Update<'_>,
+    (context, id): (&Context, &ResourceId),
+    (cluster, namespace): (&Kubernetes, &str),
+    manifests: &[Value],
+    steps: &mut Steps,
+) -> Outcome<()> {
+    for manifest in manifests {
         let (place, is_new) = cluster.apply(manifest).await?;
         if is_new && is_definition(manifest) {
             cluster.await_established(&place.name, ESTABLISHED).await?;
         }
     }
-    cluster.prune(namespace, &manifests).await?;
-    cluster.restart_gitops(namespace, &manifests).await?;
+    cluster.prune(namespace, manifests).await?;
+    cluster.restart_gitops(namespace, manifests).await?;
     steps.end("done");
     if update.wait.none {
         return Ok(());

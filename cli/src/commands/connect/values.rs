@@ -19,7 +19,7 @@ use crate::{
     failure::{Failure, Outcome},
     kubernetes::{
         Kubernetes,
-        kept::{Kept, KeptGuard},
+        kept::{Kept, KeptGuard, KeptUpgrades},
     },
     manifests::{self, HostAlias, Image, Values},
 };
@@ -102,6 +102,16 @@ pub struct AgentArgs {
     /// With guard: what the apiserver dials, https://HOST:PORT, instead of the Service's address; "" for that
     #[arg(long, value_name = "URL", help_heading = "Agents")]
     pub guard_server: Option<String>,
+    /// Leave the agents' version to people; else they follow the signed catalogue, where the gateway has one
+    #[arg(
+        long,
+        value_name = "true|false",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true",
+        help_heading = "Agents"
+    )]
+    pub disable_auto_upgrade: Option<bool>,
     /// Install extensions: helm charts of a signed catalogue, by an agent that is an administrator of the cluster
     #[arg(
         long,
@@ -146,6 +156,8 @@ pub fn values(
     let mut values = Values::default();
     let kept_extensions = kept.as_mut().and_then(|kept| kept.extensions.take());
     let said = extensions.apply(&mut values, kept_extensions, settings)?;
+    let kept_upgrades = kept.as_mut().map(|kept| kept.upgrades.take());
+    upgrade_by_themselves(&mut values, args.disable_auto_upgrade, kept_upgrades, settings)?;
     let kept_guard = kept.as_mut().and_then(|kept| kept.guard.take());
     answer_the_apiserver(&mut values, args, kept_guard)?;
     let azure_rbac = args.azure_rbac.unwrap_or(kept.as_ref().is_some_and(|kept| kept.azure_rbac));
@@ -213,6 +225,12 @@ pub fn again(
     Ok((values, said))
 }
 
+/// Those of agents that are there, all of it as it is: for this program's version, and its images.
+pub fn values_again(cluster_id: &str, kept: Kept, settings: &InstallSettings) -> Outcome<Values> {
+    let typed = (None, Typed::default(), &extensions::Typed::default());
+    again(cluster_id, kept, None, typed, settings).map(|(values, _)| values)
+}
+
 fn keep(values: &mut Values, kept: Kept) {
     values.proxy = kept.proxy;
     values.extra_ca = kept.extra_ca;
@@ -251,6 +269,43 @@ fn answer_the_apiserver(values: &mut Values, args: &AgentArgs, kept: Option<Kept
     let kept = kept.unwrap_or_default();
     guard.server = args.guard_server.clone().unwrap_or(kept.server);
     (guard.cluster_ip, guard.skip_users) = (kept.cluster_ip, kept.skip_users);
+    Ok(())
+}
+
+/// Whether the agents upgrade themselves, and by whose word: the keys are pinned when that is decided, as those of
+/// extensions are, and never taken from the gateway again by themselves. `kept` is there where there are agents.
+fn upgrade_by_themselves(
+    values: &mut Values,
+    disable: Option<bool>,
+    kept: Option<Option<KeptUpgrades>>,
+    settings: &InstallSettings,
+) -> Outcome<()> {
+    let of_gateway = settings.catalogue.as_ref().filter(|named| !named.keys.is_empty());
+    let extensions = (values.extensions.catalogue_keys.clone(), values.extensions.catalogue_id.clone());
+    let as_it_is = kept.as_ref().map_or(of_gateway.is_some(), Option::is_some);
+    if disable.map_or(!as_it_is, |disable| disable) {
+        return Ok(());
+    }
+    let kept = kept.flatten().unwrap_or_default();
+    let pins = [(kept.keys.clone(), kept.catalogue.clone()), extensions];
+    let mut pins = pins.into_iter().chain(of_gateway.map(|named| (named.keys.clone(), named.id.clone())));
+    let Some((keys, catalogue)) = pins.find(|(keys, _)| !keys.is_empty()) else {
+        let error = anyhow!(
+            "the agents cannot upgrade themselves: the gateway serves no catalogue, whose keys would be pinned"
+        );
+        return Err(Failure::usage(error).hint("set catalogue_dir in [api] of the gateway's configuration first"));
+    };
+    let upgrades = &mut values.upgrades;
+    (upgrades.enabled, upgrades.catalogue_keys, upgrades.catalogue_id) = (true, keys, catalogue);
+    for (value, kept) in [
+        (&mut upgrades.interval, kept.interval),
+        (&mut upgrades.window, kept.window),
+        (&mut upgrades.timeout, kept.timeout),
+    ] {
+        if !kept.is_empty() {
+            *value = kept;
+        }
+    }
     Ok(())
 }
 
@@ -333,6 +388,7 @@ mod tests {
                 infrastructure: String::new(),
                 guard: None,
                 extensions: None,
+                upgrades: None,
             };
             let typed = (None, Typed::default(), &extensions::Typed::default());
             again("/c", kept, version, typed, &settings).unwrap().0.image_name()
@@ -341,6 +397,44 @@ mod tests {
         assert_eq!(image("r:5000/agent", None), format!("r:5000/agent:{}", crate::manifests::version()));
         assert_eq!(image("r:5000/agent:mine", Some("0.0.9")), "r:5000/agent:mine");
         assert_eq!(image("r:5000/agent@sha256:a", Some("0.0.9")), "r:5000/agent@sha256:a");
+    }
+
+    #[test]
+    fn u2_agents_upgrade_themselves_where_a_catalogue_is_unless_told_otherwise() {
+        use types::agent_api::CatalogueTrust;
+        let named = |keys: &[&str]| CatalogueTrust {
+            id: "of the gateway".to_owned(),
+            keys: keys.iter().map(|key| (*key).to_owned()).collect(),
+        };
+        let pinned = |disable, kept: Option<Option<&str>>, catalogue: Option<CatalogueTrust>| {
+            let settings = InstallSettings { catalogue, ..settings() };
+            let kept =
+                kept.map(|kept| kept.map(|key| KeptUpgrades { keys: vec![key.to_owned()], ..KeptUpgrades::default() }));
+            let mut values = Values::default();
+            upgrade_by_themselves(&mut values, disable, kept, &settings)
+                .map(|()| values.upgrades.enabled.then(|| values.upgrades.catalogue_keys.join(",")))
+        };
+        let key = |text: &str| Some(text.to_owned());
+        assert_eq!(pinned(None, None, Some(named(&["a"]))).unwrap(), key("a"));
+        assert_eq!(pinned(None, None, None).unwrap(), None);
+        assert_eq!(pinned(Some(true), None, Some(named(&["a"]))).unwrap(), None);
+        // Agents that are there stay as they are, and their keys too.
+        assert_eq!(pinned(None, Some(None), Some(named(&["a"]))).unwrap(), None);
+        assert_eq!(pinned(None, Some(Some("b")), Some(named(&["a"]))).unwrap(), key("b"));
+        assert_eq!(pinned(Some(false), Some(None), Some(named(&["a"]))).unwrap(), key("a"));
+        assert_eq!(pinned(Some(true), Some(Some("b")), None).unwrap(), None);
+        assert!(pinned(Some(false), None, Some(named(&[]))).is_err(), "no key that could be pinned");
+    }
+
+    fn settings() -> InstallSettings {
+        InstallSettings {
+            urls: vec!["https://gw".to_owned()],
+            roots: String::new(),
+            issuers: Vec::new(),
+            version: String::new(),
+            tenant_id: String::new(),
+            catalogue: None,
+        }
     }
 
     #[test]

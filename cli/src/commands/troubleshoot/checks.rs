@@ -2,6 +2,7 @@
 
 use std::time::SystemTime;
 
+use agent::roles::upgrader::state::{Phase, State as Upgrade};
 use base64::{Engine, engine::general_purpose::STANDARD as BASE64};
 use certs::Credentials;
 use daemon::chain;
@@ -54,6 +55,7 @@ pub async fn run(
         all.push(events(cluster, namespace, bundle).await);
         all.push(deployments(cluster, namespace, bundle).await);
         all.push(states(cluster, namespace, bundle).await);
+        all.push(upgrade(cluster, namespace, bundle).await);
         all.push(certificate(cluster, namespace).await);
         all.push(users_way(cluster, namespace).await);
     }
@@ -100,6 +102,35 @@ async fn resource(api: &Api, id: &ResourceId, bundle: &mut Bundle) -> (Finding, 
             let remedy = failure.advice().unwrap_or("towline list shows which clusters there are").to_owned();
             let finding = Finding::new(NAME, State::Failed, format!("{:#}", failure.error()));
             (finding.remedy(remedy), None)
+        }
+    }
+}
+
+/// How the last upgrade of the agents went.
+async fn upgrade(cluster: &Kubernetes, namespace: &str, bundle: &mut Bundle) -> Finding {
+    let state = match cluster.upgrade_state(namespace).await {
+        Ok(state) => state,
+        Err(error) => return Finding::new(UPGRADE, State::Incomplete, format!("{error:#}")),
+    };
+    if let Some(state) = &state {
+        bundle.put("agent_upgrade.txt", &format!("{:#}", serde_json::json!(state)));
+    }
+    judge_upgrade(state.as_ref())
+}
+
+const UPGRADE: &str = "agent_upgrade_check";
+
+fn judge_upgrade(state: Option<&Upgrade>) -> Finding {
+    let Some(state) = state else {
+        return Finding::new(UPGRADE, State::Passed, "no upgrade of the agents was begun");
+    };
+    let said = format!("version {} of the agents: {} since {}", state.version, state.phase.word(), state.time);
+    match state.phase {
+        Phase::Succeeded | Phase::Preparing | Phase::Applying | Phase::Undoing => {
+            Finding::new(UPGRADE, State::Passed, said)
+        }
+        Phase::Waiting | Phase::RolledBack | Phase::Failed => {
+            Finding::new(UPGRADE, State::Failed, format!("{said} ({})", state.reason)).remedy(state.message.clone())
         }
     }
 }
@@ -390,6 +421,19 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn u1_upgrade_that_waits_or_was_taken_back_is_a_finding_with_its_remedy() {
+        let now = SystemTime::UNIX_EPOCH;
+        let state = Upgrade::new("0.3.0", "0.2.0", None, now);
+        for (phase, passes) in
+            [(Phase::Succeeded, true), (Phase::Applying, true), (Phase::Waiting, false), (Phase::RolledBack, false)]
+        {
+            let found = judge_upgrade(Some(&state.at(phase, "Rights", "what to do", now)));
+            assert_eq!((found.state == State::Passed, found.remedies.is_empty()), (passes, passes), "{}", found.detail);
+        }
+        assert!(judge_upgrade(None).state == State::Passed);
+    }
 
     #[test]
     fn address_form_of_the_users_context_decides() {

@@ -247,6 +247,34 @@ drain_grace = {{ toJson .Values.limits.drainGrace }}
 {{ include "config.log" . }}
 {{- end }}
 
+{{- define "upgrader.config" -}}
+roles = "upgrader"
+
+{{ include "config.gateway" . }}
+carrier = "h2"
+via = {{ printf "clusterconnect-agent.%s.svc:%d" .Release.Namespace (int .Values.controllerManager.port) | toJson }}
+{{- if .Values.identity.clusterId }}
+
+{{ include "config.identity" . }}
+{{- end }}
+
+[upgrades]
+{{- with .Values.upgrades }}
+catalogue_keys = {{ toJson .catalogueKeys }}
+interval = {{ toJson .interval }}
+window = {{ toJson .window }}
+timeout = {{ toJson .timeout }}
+{{- with .catalogueId }}
+catalogue_id = {{ toJson . }}
+{{- end }}
+{{- end }}
+
+[limits]
+drain_grace = {{ toJson .Values.limits.drainGrace }}
+
+{{ include "config.log" . }}
+{{- end }}
+
 {{/* The agent that sends what Flux's controllers log: it comes with the same extension. */}}
 {{- define "fluxLogs.config" -}}
 roles = "flux-logs-agent"
@@ -318,6 +346,11 @@ agent.toml: {{ include "fluxLogs.config" . | toJson }}
 {{- include "config.gatewayFiles" . }}
 {{- end }}
 
+{{- define "upgrader.files" -}}
+agent.toml: {{ include "upgrader.config" . | toJson }}
+{{- include "config.gatewayFiles" . }}
+{{- end }}
+
 {{- define "guard.files" -}}
 agent.toml: {{ include "guard.config" . | toJson }}
 {{- include "config.gatewayFiles" . }}
@@ -351,6 +384,10 @@ key: {{ toJson (.key | default "") }}
 certificate: {{ toJson (.certificate | default "") }}
 key: {{ toJson (.key | default "") }}
 {{- end }}
+{{- end }}
+
+{{- define "upgrader.secretFiles" -}}
+{{ include "extensions.secretFiles" . }}
 {{- end }}
 
 {{- define "guard.secretFiles" -}}

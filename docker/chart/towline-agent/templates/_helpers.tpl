@@ -25,6 +25,11 @@
 {{- if .Values.guard.enabled }}yes{{ end }}
 {{- end }}
 
+{{/* Not empty when the agents are upgraded by themselves, by a Deployment of its own. */}}
+{{- define "upgrades.on" -}}
+{{- if .Values.upgrades.enabled }}yes{{ end }}
+{{- end }}
+
 {{- define "agent.selector" -}}
 app.kubernetes.io/name: {{ .Chart.Name }}
 app.kubernetes.io/instance: {{ .Release.Name }}
@@ -42,6 +47,11 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 
 {{- define "guard.selector" -}}
 app.kubernetes.io/name: towline-guard
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{- define "upgrader.selector" -}}
+app.kubernetes.io/name: towline-upgrader
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end }}
 
@@ -75,6 +85,12 @@ app.kubernetes.io/component: extension-manager
 {{- define "guard.labels" -}}
 {{ include "guard.selector" . }}
 app.kubernetes.io/component: guard
+{{ include "agent.commonLabels" . }}
+{{- end }}
+
+{{- define "upgrader.labels" -}}
+{{ include "upgrader.selector" . }}
+app.kubernetes.io/component: upgrader
 {{ include "agent.commonLabels" . }}
 {{- end }}
 
@@ -116,6 +132,10 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- with .Values.guard.serviceAccount }}
 {{- .name | default (ternary "guard" "default" .create) }}
 {{- end }}
+{{- end }}
+
+{{- define "upgrader.serviceAccount" -}}
+{{- .Values.upgrades.serviceAccount.name | default "upgrader" }}
 {{- end }}
 
 {{/* Where the certificate is: written by the controller-manager when the cluster has an identity, else given. */}}
@@ -212,6 +232,14 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end }}
 {{- if not .Values.issuers }}
 {{- $faults = append $faults "guard.enabled: needs issuers: it would know nobody" }}
+{{- end }}
+{{- end }}
+{{- if include "upgrades.on" . }}
+{{- if not (include "agent.managed" .) }}
+{{- $faults = append $faults "upgrades.enabled: needs controllerManager.enabled: true, with which pods of the release reach the gateway through clusterconnect-agent" }}
+{{- end }}
+{{- if not .Values.upgrades.catalogueKeys }}
+{{- $faults = append $faults "upgrades.catalogueKeys: is required with upgrades.enabled: the public keys (PEM) that sign the catalogue" }}
 {{- end }}
 {{- end }}
 {{- if $faults }}{{ fail (printf "\n%s" (join "\n" $faults)) }}{{ end }}

@@ -1,8 +1,12 @@
-//! The catalogue as this cluster accepts it. What is trusted is kept in Secret `extension-catalogue`, before anything
-//! of an index is used: a gateway that plays an old one back later is refused even after a restart.
+//! The catalogue as this cluster accepts it, for the roles that install from it: extension-manager and upgrader. What
+//! is trusted is kept in the cluster ([`Trusts`]), before anything of an index is used: a gateway that plays an old one
+//! back later is refused even after a restart.
+
+pub mod gateway;
 
 use std::{
     collections::VecDeque,
+    path::PathBuf,
     sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
 };
@@ -10,20 +14,30 @@ use std::{
 use catalogue::{
     digest::Sha256,
     index::{CatalogueId, Release},
-    key::PublicKey,
+    key::{KeyError, PublicKey},
     verify::{Trust, Verified, VerifiedChart},
 };
+use futures_util::future::BoxFuture;
 use serde::{Deserialize, Serialize};
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::sync::{Notify, watch};
 use types::agent_api::decode;
 
-use super::{
-    gateway::Library,
-    state::{Fault, Problem},
-    store::Store,
-};
+use self::gateway::Library;
+use super::objects::state::{Fault, Problem};
 use crate::{chain, identity::clock::SharedClock};
+
+/// Where a role keeps what it trusts.
+pub trait Trusts: Send + Sync {
+    /// The object that it is kept in, as a message names it.
+    fn object(&self) -> &'static str;
+    /// What pins the first keys of this role, as a message names it.
+    fn pins(&self) -> &'static str;
+    /// What is trusted, as it was kept.
+    fn trust(&self) -> BoxFuture<'_, Result<Option<Vec<u8>>, String>>;
+    /// Keeps what is trusted.
+    fn keep_trust<'a>(&'a self, trust: &'a Value) -> BoxFuture<'a, Result<(), String>>;
+}
 
 /// How soon the index is fetched again when that failed.
 const LOOK_AGAIN: Duration = Duration::from_secs(15);
@@ -39,6 +53,42 @@ pub struct Pinned {
     pub keys: Vec<PublicKey>,
     /// The only catalogue whose index is accepted; absent if the operator pinned none.
     pub catalogue: Option<CatalogueId>,
+}
+
+/// A file of a pinned key cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum KeysError {
+    /// It cannot be read.
+    #[error("the catalogue's key {}", .path.display())]
+    File {
+        /// The file, as the settings name it.
+        path: PathBuf,
+        /// What the system said.
+        #[source]
+        source: std::io::Error,
+    },
+    /// It holds no key.
+    #[error("the catalogue's key {}", .path.display())]
+    Key {
+        /// The file, as the settings name it.
+        path: PathBuf,
+        /// What is wrong with its content.
+        #[source]
+        source: KeyError,
+    },
+}
+
+/// The pinned keys of the settings: given there, and in files.
+///
+/// # Errors
+/// When a file holds no key.
+pub fn read_keys(given: &[PublicKey], files: &[PathBuf]) -> Result<Vec<PublicKey>, KeysError> {
+    let mut keys = given.to_vec();
+    for path in files {
+        let pem = std::fs::read(path).map_err(|source| KeysError::File { path: path.clone(), source })?;
+        keys.push(PublicKey::from_pem(&pem).map_err(|source| KeysError::Key { path: path.clone(), source })?);
+    }
+    Ok(keys)
 }
 
 /// As it is kept.
@@ -61,7 +111,7 @@ pub struct Known {
 /// Looks after the index and the charts.
 pub struct Catalogue<'a, G> {
     gateway: &'a G,
-    store: &'a Store,
+    store: &'a dyn Trusts,
     pinned: Pinned,
     clock: SharedClock,
     /// How often the index is fetched.
@@ -75,7 +125,7 @@ pub struct Catalogue<'a, G> {
 
 impl<'a, G: Library> Catalogue<'a, G> {
     /// Of the gateway, by what is pinned; its index is fetched so often.
-    pub fn new(gateway: &'a G, store: &'a Store, pinned: Pinned, clock: SharedClock, interval: Duration) -> Self {
+    pub fn new(gateway: &'a G, store: &'a dyn Trusts, pinned: Pinned, clock: SharedClock, interval: Duration) -> Self {
         let (known, charts) = (watch::Sender::default(), Mutex::default());
         Self { gateway, store, pinned, clock, interval, known, charts, digest: Mutex::default(), wanted: Notify::new() }
     }
@@ -119,9 +169,16 @@ impl<'a, G: Library> Catalogue<'a, G> {
         }
     }
 
-    async fn look(&self) -> Result<(), Problem> {
+    /// Fetches the index once.
+    ///
+    /// # Errors
+    /// Why it is not used.
+    pub async fn look(&self) -> Result<(), Problem> {
         if self.pinned.keys.is_empty() {
-            let message = "no key of a catalogue is pinned in this cluster: set the chart's extensions.catalogueKeys, or connect the cluster again with a gateway that has a catalogue";
+            let message = format!(
+                "no key of a catalogue is pinned in this cluster: set the chart's {}, or connect the cluster again with a gateway that has a catalogue",
+                self.store.pins()
+            );
             return Err(Problem::stays("NoCatalogueKey", message));
         }
         let trust = self.trust().await?;
@@ -176,7 +233,8 @@ impl<'a, G: Library> Catalogue<'a, G> {
         };
         let kept: Kept = serde_json::from_slice(&kept).map_err(|err| {
             let message = format!(
-                "the Secret extension-catalogue cannot be understood ({err}): delete it to begin from the pinned keys; an older index may be played back then"
+                "the {} cannot be understood ({err}): delete it to begin from the pinned keys; an older index may be played back then",
+                self.store.object()
             );
             not_read(message)
         })?;

@@ -1,4 +1,4 @@
-//! What this role asks the gateway beside what every kind asks ([`objects::gateway`](crate::roles::objects::gateway)).
+//! What is asked of the gateway about the catalogue.
 
 use bytes::Bytes;
 use catalogue::digest::Sha256;

@@ -1,0 +1,228 @@
+//! How far an upgrade is: one ConfigMap, `towline-upgrade`, which the upgrader and its Job write and the
+//! controller-manager reads for its heartbeat. It outlives all pods, so that an upgrade that was cut off is finished or
+//! undone by whoever comes next.
+
+use std::{collections::BTreeMap, time::SystemTime};
+
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::{
+    Api, Client,
+    api::{Patch, PatchParams},
+};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use types::agent_api::Upgrade;
+
+use crate::identity::spell;
+
+/// The ConfigMap's name. The installation makes it empty.
+pub const OBJECT: &str = "towline-upgrade";
+/// Its keys: [`State`], the objects of the old version, what is trusted of the catalogue.
+pub const STATE: &str = "state";
+/// See [`STATE`].
+pub const BEFORE: &str = "before";
+/// See [`STATE`].
+pub const TRUST: &str = "trust";
+/// Versions that are remembered as rolled back.
+const REFUSED_MAX: usize = 20;
+/// Characters of a message.
+const MESSAGE_CHARS: usize = 2000;
+
+/// Where an upgrade stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Phase {
+    /// It is not begun; the message says what for.
+    Waiting,
+    /// The new version renders its objects; nothing is changed yet.
+    Preparing,
+    /// Objects of the new version are applied and watched.
+    Applying,
+    /// Objects of the old version are applied again.
+    Undoing,
+    /// The new version runs.
+    Succeeded,
+    /// The old version runs again, or still.
+    RolledBack,
+    /// Neither runs as it should.
+    Failed,
+}
+
+impl Phase {
+    /// As in a heartbeat.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Waiting => "Waiting",
+            Self::Preparing | Self::Applying | Self::Undoing => "Running",
+            Self::Succeeded => "Succeeded",
+            Self::RolledBack => "RolledBack",
+            Self::Failed => "Failed",
+        }
+    }
+
+    /// Whether a Job is at work, or should be.
+    pub fn is_running(self) -> bool {
+        self.word() == "Running"
+    }
+
+    /// Whether objects may be those of the new version.
+    pub fn has_changed(self) -> bool {
+        matches!(self, Self::Applying | Self::Undoing)
+    }
+}
+
+/// The last upgrade.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct State {
+    /// The version that is wanted.
+    pub version: String,
+    /// The version that ran before.
+    pub from: String,
+    /// Where it stands.
+    pub phase: Phase,
+    /// Why, in one word; empty where all is well.
+    #[serde(default)]
+    pub reason: String,
+    /// What was tried, why it failed, what to do.
+    #[serde(default)]
+    pub message: String,
+    /// Since when, RFC 3339.
+    pub time: String,
+    /// Pods that have begun to apply; a successor of several that were cut off goes back.
+    #[serde(default)]
+    pub attempts: u32,
+    /// Versions that were rolled back here, the newest last: they are not tried again.
+    #[serde(default)]
+    pub refused: Vec<String>,
+}
+
+impl State {
+    /// An upgrade that is to begin.
+    pub fn new(version: &str, from: &str, last: Option<&Self>, now: SystemTime) -> Self {
+        Self {
+            version: version.to_owned(),
+            from: from.to_owned(),
+            phase: Phase::Preparing,
+            reason: String::new(),
+            message: String::new(),
+            time: spell(now),
+            attempts: 0,
+            refused: last.map(|last| last.refused.clone()).unwrap_or_default(),
+        }
+    }
+
+    /// The same upgrade from now on in another phase.
+    #[must_use]
+    pub fn at(&self, phase: Phase, reason: &str, message: &str, now: SystemTime) -> Self {
+        let mut next = self.clone();
+        // Who looks again and finds the same does not make it younger.
+        if (phase, reason) != (self.phase, self.reason.as_str()) {
+            next.time = spell(now);
+        }
+        next.phase = phase;
+        reason.clone_into(&mut next.reason);
+        next.message = message.chars().take(MESSAGE_CHARS).collect();
+        next
+    }
+
+    /// The old version runs again after objects had been changed: the new one is not tried again.
+    #[must_use]
+    pub fn rolled_back(&self, reason: &str, message: &str, now: SystemTime) -> Self {
+        let mut next = self.at(Phase::RolledBack, reason, message, now);
+        next.refused.retain(|version| *version != self.version);
+        next.refused.push(self.version.clone());
+        let over = next.refused.len().saturating_sub(REFUSED_MAX);
+        next.refused.drain(..over);
+        next
+    }
+
+    /// As the heartbeat tells it.
+    pub fn told(&self) -> Upgrade {
+        Upgrade {
+            version: self.version.clone(),
+            state: self.phase.word().to_owned(),
+            reason: self.reason.clone(),
+            message: self.message.clone(),
+            time: self.time.clone(),
+        }
+    }
+}
+
+/// The ConfigMap of the agents' namespace.
+#[derive(Clone)]
+pub struct Kept {
+    api: Api<ConfigMap>,
+}
+
+impl Kept {
+    /// In the client's namespace.
+    pub fn new(client: &Client) -> Self {
+        Self { api: Api::default_namespaced(client.clone()) }
+    }
+
+    /// What is under a key; none where it is not there.
+    ///
+    /// # Errors
+    /// When the ConfigMap cannot be read or is not there.
+    pub async fn read(&self, key: &str) -> Result<Option<String>, kube::Error> {
+        let data: Option<BTreeMap<String, String>> = self.api.get(OBJECT).await?.data;
+        Ok(data.and_then(|mut data| data.remove(key)))
+    }
+
+    /// The last upgrade; none where there was none, or what is there is not understood.
+    ///
+    /// # Errors
+    /// As [`Self::read`].
+    pub async fn state(&self) -> Result<Option<State>, kube::Error> {
+        Ok(self.read(STATE).await?.and_then(|text| serde_json::from_str(&text).ok()))
+    }
+
+    /// Writes what is under some keys; null takes one out.
+    ///
+    /// # Errors
+    /// When the apiserver refuses.
+    pub async fn write(&self, data: &Value) -> Result<(), kube::Error> {
+        let patch = json!({ "data": data });
+        self.api.patch(OBJECT, &PatchParams::default(), &Patch::Merge(&patch)).await.map(drop)
+    }
+
+    /// Writes how far the upgrade is. The objects of the old version go when they are not needed any more.
+    ///
+    /// # Errors
+    /// When the apiserver refuses.
+    pub async fn set(&self, state: &State) -> Result<(), kube::Error> {
+        let text = serde_json::to_string(state).map_err(kube::Error::SerdeError)?;
+        let mut data = json!({ STATE: text });
+        if !state.phase.has_changed() && state.phase != Phase::Failed {
+            data[BEFORE] = Value::Null;
+        }
+        self.write(&data).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn u1_version_that_was_rolled_back_is_remembered() {
+        let now = SystemTime::UNIX_EPOCH;
+        let mut state = State::new("0.3.0", "0.2.0", None, now);
+        for number in 0..30 {
+            state.version = format!("0.3.{number}");
+            state = state.rolled_back("Crash", "m", now);
+        }
+        assert_eq!((state.refused.len(), state.refused.last().map(String::as_str)), (REFUSED_MAX, Some("0.3.29")));
+        let next = State::new("0.4.0", "0.2.0", Some(&state), now);
+        assert!(next.refused.contains(&"0.3.29".to_owned()) && next.phase.is_running() && !next.phase.has_changed());
+        assert_eq!(state.told().state, "RolledBack");
+    }
+
+    #[test]
+    fn same_reason_again_keeps_its_time() {
+        let (first, later) = (SystemTime::UNIX_EPOCH, SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(60));
+        let state = State::new("1", "0", None, first).at(Phase::Waiting, "Rights", "a", first);
+        assert_eq!(state.at(Phase::Waiting, "Rights", "b", later).time, state.time);
+        assert_ne!(state.at(Phase::Waiting, "Helm", "b", later).time, state.time);
+    }
+}

@@ -1,0 +1,112 @@
+//! `towline upgrade`: gives the agents of a cluster this program's version, by hand. And, where the program is called
+//! `towline-agent`, what the Job of an upgrade runs ([`job`]).
+
+pub mod job;
+
+use std::{process::ExitCode, time::Duration};
+
+use agent::roles::upgrader::judge;
+use anyhow::anyhow;
+use daemon::settings::positive_duration;
+
+pub use self::job::{is_changed, to_apply_again};
+use super::{
+    CommonArgs,
+    clusters::{DETAILS, NamedCluster, with_group},
+    connect::{Update, update_agents},
+};
+use crate::{
+    api::{Api, Wait, at, versions},
+    context::Context,
+    failure::{Failure, Outcome},
+    kubernetes::KubeArgs,
+    manifests, output,
+};
+
+/// Upgrade the agents of a cluster to the version of this command, by hand
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// The connected cluster, by name and resource group.
+    #[command(flatten)]
+    pub cluster: NamedCluster,
+    /// The version that they get; only that of this command, which has no other
+    #[arg(long, value_name = "VERSION")]
+    pub agent_version: Option<String>,
+    /// How long the new agents may take to connect; then the old ones come back
+    #[arg(long, value_name = "DURATION", value_parser = duration_or_seconds, default_value = "600s")]
+    pub upgrade_timeout: Duration,
+    /// Make only what upgrades by themselves may not: definitions, service accounts, roles and new objects. Agents that
+    /// wait for rights go on by it
+    #[arg(long)]
+    pub rights_only: bool,
+    /// Where the agents are.
+    #[command(flatten)]
+    pub kube: KubeArgs,
+    /// As whom, and how it is printed.
+    #[command(flatten)]
+    pub common: CommonArgs,
+}
+
+/// As `az` takes it, a number of seconds; or with a unit.
+fn duration_or_seconds(text: &str) -> Result<Duration, String> {
+    let is_number = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    let whole = if is_number { format!("{text}s") } else { text.to_owned() };
+    positive_duration(&whole).map_err(|error| error.to_string())
+}
+
+/// `towline upgrade`.
+pub async fn run(args: Args) -> Outcome {
+    let own = manifests::version();
+    if let Some(wanted) = args.agent_version.as_deref().filter(|wanted| *wanted != own) {
+        let error =
+            anyhow!("--agent-version {wanted}: this command is version {own}, and installs agents of that version");
+        return Err(Failure::usage(error).hint(format!("use towline of version {wanted}; or leave the option out")));
+    }
+    let context = Context::open(&args.common.context).await?;
+    let (api, id) = (Api::of(&context)?, context.cluster(&args.cluster.resource_group, &args.cluster.name)?);
+    let target = at(&id, versions::CLUSTERS);
+    let resource = api.get(&target).await?;
+    if resource["properties"]["arcAgentProfile"]["agentAutoUpgrade"] == "Enabled" && !args.rights_only {
+        let error = anyhow!(
+            "'towline upgrade' to manually upgrade agents is only supported when auto-upgrade is set to false."
+        );
+        return Err(Failure::from(error).hint(format!(
+            "towline update -g {} -n {} --auto-upgrade false; or --rights-only for agents that wait for rights",
+            args.cluster.resource_group, args.cluster.name
+        )));
+    }
+    let wait = Wait { limit: args.upgrade_timeout, ..Wait::default() };
+    update_agents(Update::of_upgrade(&args.kube, args.rights_only, wait), &context, &id).await?;
+    output::print(&with_group(api.get(&target).await?), &args.common.output, DETAILS)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Whether agents that are there may become this program's version.
+///
+/// # Errors
+/// When that goes back too far.
+pub fn may_become_ours(there: Option<&str>) -> Outcome<()> {
+    let Some(there) = there else { return Ok(()) };
+    judge::may_follow(there, manifests::version())
+        .map_err(|why| Failure::from(anyhow!(why)).hint(format!("use towline of version {there} or of a newer one")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn u3_timeout_is_seconds_as_az_has_it_or_has_a_unit() {
+        assert_eq!(duration_or_seconds("600"), Ok(Duration::from_secs(600)));
+        assert_eq!(duration_or_seconds("10m"), Ok(Duration::from_secs(600)));
+        for wrong in ["", "0", "x", "-1"] {
+            assert!(duration_or_seconds(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn u3_agents_that_are_much_newer_stay_what_they_are() {
+        assert!(may_become_ours(None).is_ok() && may_become_ours(Some(manifests::version())).is_ok());
+        assert!(may_become_ours(Some("0.99.0")).is_err());
+    }
+}

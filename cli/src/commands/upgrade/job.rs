@@ -1,0 +1,186 @@
+//! What the Job of an upgrade runs (docs/upgrades.md): `towline-agent upgrade render` in the image of the new version,
+//! and `towline-agent upgrade run` in that of the old one. The Job is made by the role upgrader of the agents.
+//!
+//! | part | what it does |
+//! |---|---|
+//! | [`compare`] | what a new version needs that an upgrade may not give |
+//! | [`gate`] | whether the new pods are as they should be |
+//! | [`steps`] | applies, watches, and goes back |
+
+mod compare;
+mod gate;
+mod steps;
+
+use std::{
+    path::{Path, PathBuf},
+    process::ExitCode,
+    time::Duration,
+};
+
+use anyhow::{Context, bail};
+use clap::{Parser, Subcommand};
+use daemon::telemetry::{self, LogFormat};
+use serde_json::Value;
+
+pub use self::compare::{is_changed, to_apply_again};
+use self::steps::{Times, Upgrade};
+use crate::{
+    commands::connect::{fit, values_again},
+    failure::Failure,
+    kubernetes::Kubernetes,
+    manifests,
+};
+
+/// What is logged.
+const LOG: &str = "info";
+/// Bytes of rendered objects that are read.
+const OBJECTS_MAX: u64 = 16 * 1024 * 1024;
+
+/// The first argument by which `towline-agent` is this.
+pub const WORD: &str = "upgrade";
+
+#[derive(Parser)]
+#[command(name = "towline-agent upgrade")]
+struct Arguments {
+    #[command(subcommand)]
+    step: Step,
+}
+
+#[derive(Subcommand)]
+enum Step {
+    /// Writes the objects of this program's version, by what the agents that are there were told
+    Render(Render),
+    /// Applies them, watches the new pods, and goes back where they are not as they should be
+    Run(Run),
+}
+
+#[derive(clap::Args)]
+struct Render {
+    /// The namespace of the agents
+    #[arg(long)]
+    namespace: String,
+    /// The version that this must be
+    #[arg(long)]
+    agent_version: String,
+    /// The image of the agents, REPOSITORY:VERSION, with a digest or without
+    #[arg(long)]
+    image: String,
+    /// The image of extension-manager
+    #[arg(long)]
+    extension_image: Option<String>,
+    /// Where the objects are written
+    #[arg(long)]
+    out: PathBuf,
+}
+
+#[derive(clap::Args)]
+struct Run {
+    /// The namespace of the agents
+    #[arg(long)]
+    namespace: String,
+    /// The objects of the new version; without them an upgrade that was cut off is finished
+    #[arg(long)]
+    objects: Option<PathBuf>,
+    /// Seconds that new pods are watched once they are ready
+    #[arg(long)]
+    window: u64,
+    /// Seconds that they may take for that
+    #[arg(long)]
+    timeout: u64,
+}
+
+/// The process, from its arguments to its exit code.
+pub fn main() -> ExitCode {
+    let Arguments { step } = Arguments::parse_from(std::env::args_os().skip(1));
+    if let Err(error) = telemetry::init(LogFormat::Json, LOG) {
+        return ended(&anyhow::anyhow!(error));
+    }
+    let runtime = match daemon::runtime() {
+        Ok(runtime) => runtime,
+        Err(error) => return ended(&error.into()),
+    };
+    let result = runtime.block_on(async {
+        match step {
+            Step::Render(args) => render(args).await,
+            Step::Run(args) => run(args).await,
+        }
+    });
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => ended(&error),
+    }
+}
+
+/// The last line of the container's log is what an upgrade that was not begun shows.
+#[expect(clippy::print_stderr, reason = "the log may not be set up")]
+fn ended(error: &anyhow::Error) -> ExitCode {
+    eprintln!("towline-agent upgrade: {error:#}");
+    ExitCode::FAILURE
+}
+
+async fn render(args: Render) -> anyhow::Result<()> {
+    let own = manifests::version();
+    if args.agent_version != own {
+        bail!("the image {} holds version {own}, and {} is wanted: its tag is wrong", args.image, args.agent_version);
+    }
+    let cluster = Kubernetes::of_pod().await?;
+    let (kept, belongs) = cluster.kept_without_secrets(&args.namespace).await?;
+    let mut values = values_again(&belongs.cluster_id, kept, &belongs.settings).map_err(Failure::into_error)?;
+    fit(&mut values, &cluster);
+    let image = &mut values.image;
+    (image.repository, image.tag, image.digest) = parts(&args.image, own);
+    if let Some(name) = &args.extension_image {
+        let image = &mut values.extensions.image;
+        (image.repository, image.tag, image.digest) = parts(name, own);
+    }
+    let mut objects = manifests::objects(&values, &args.namespace);
+    // Whose content is nobody's business here: they stay as they are.
+    objects.retain(|object| object["kind"] != "Secret");
+    let text = serde_json::to_vec(&objects)?;
+    std::fs::write(&args.out, text).with_context(|| format!("write {}", args.out.display()))
+}
+
+/// Repository, tag and digest, such that the whole name is this one again: the tag stays before the digest, so that people
+/// and the next upgrade see the version.
+fn parts(name: &str, version: &str) -> (String, String, String) {
+    match name.split_once('@') {
+        Some((tagged, digest)) => (tagged.to_owned(), String::new(), digest.to_owned()),
+        None => {
+            let repository = name.strip_suffix(version).and_then(|name| name.strip_suffix(':'));
+            (repository.unwrap_or(name).to_owned(), version.to_owned(), String::new())
+        }
+    }
+}
+
+async fn run(args: Run) -> anyhow::Result<()> {
+    let cluster = Kubernetes::of_pod().await?;
+    let objects = args.objects.as_deref().map(read).transpose()?;
+    let times = Times { window: Duration::from_secs(args.window), timeout: Duration::from_secs(args.timeout) };
+    Upgrade::new(&cluster, &args.namespace, times).run(objects.as_deref()).await
+}
+
+fn read(path: &Path) -> anyhow::Result<Vec<Value>> {
+    let size = std::fs::metadata(path).with_context(|| path.display().to_string())?.len();
+    if size > OBJECTS_MAX {
+        bail!("{} has {size} bytes, at most {OBJECTS_MAX} are read", path.display());
+    }
+    let bytes = std::fs::read(path).with_context(|| path.display().to_string())?;
+    serde_json::from_slice(&bytes).with_context(|| path.display().to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn u1_image_has_its_version_before_the_digest() {
+        let whole = |name: &str| {
+            let mut values = manifests::Values::default();
+            (values.image.repository, values.image.tag, values.image.digest) = parts(name, "0.3.0");
+            values.image_name()
+        };
+        for name in ["r:5000/agent:0.3.0", "r/agent:0.3.0@sha256:a"] {
+            assert_eq!(whole(name), name);
+        }
+    }
+}
