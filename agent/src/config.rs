@@ -501,7 +501,7 @@ mod tests {
         let faults = Config::parse(text, Path::new(".")).unwrap_err().0;
         let faults: Vec<String> = faults.iter().map(ToString::to_string).collect();
         for key in [
-            "colour: is not known; known here: roles, identity, gateway, forward, identity_tokens, extensions, gitops, metadata, cluster, issuers, proxy",
+            "colour: is not known; known here: roles, identity, gateway, forward, identity_tokens, extensions, gitops, upgrades, metadata, cluster, issuers, proxy",
             "gateway.url: \"http",
             "gateway.carrier: is \"pigeon\": expected auto",
             "gateway.udp_segmentation_offload: is \"no\", must be true or false",
@@ -569,7 +569,7 @@ mod tests {
         "#;
         let faults = faults_of(text);
         for key in [
-            "roles: is \"everything\": expected clusterconnect-agent, controller-manager, extension-manager, fluxconfig-agent, flux-logs-agent, guard or all",
+            "roles: is \"everything\": expected clusterconnect-agent, controller-manager, extension-manager, fluxconfig-agent, flux-logs-agent, guard, upgrader or all",
             "gateway.certificate_file: is not for an agent with [identity]",
             "gateway.via: is \"agent\": expected host:port",
             "identity.cluster_id: is \"c\"",

@@ -66,7 +66,7 @@ pub const TABLES: &[Table] = &[
 const ROOT: &[Key] = &[Key::default(
     "roles",
     "\"clusterconnect-agent\"",
-    "What this process does: clusterconnect-agent, controller-manager, extension-manager, fluxconfig-agent, flux-logs-agent, guard or all.",
+    "What this process does: clusterconnect-agent, controller-manager, extension-manager, fluxconfig-agent, flux-logs-agent, guard, upgrader or all.",
 )];
 
 const GATEWAY: &[Key] = &[
