@@ -425,7 +425,7 @@ impl Rollouts {
 }
 
 /// Where a cluster stands in the order of the waves: as good as by chance, and the same each time.
-fn order(key: &str) -> [u8; 8] {
+pub fn order(key: &str) -> [u8; 8] {
     let sum = digest::digest(&digest::SHA256, key.as_bytes());
     std::array::from_fn(|at| sum.as_ref()[at])
 }

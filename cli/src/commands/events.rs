@@ -22,6 +22,7 @@ const COLUMNS: &[Column] = &[
     ("Type", "/type"),
     ("Was", "/data/previousStatus"),
     ("Is", "/data/status"),
+    ("Agent", "/data/agentVersion"),
     ("Cluster", "/subject"),
 ];
 

@@ -8,7 +8,6 @@ use ::catalogue::{
     index::ExtensionType,
     version::{KubernetesVersion, Version},
 };
-use aws_lc_rs::digest;
 use serde_json::{Value, json};
 use types::agent_api::Upgrade;
 
@@ -16,12 +15,14 @@ use crate::{
     cluster::upgrade::{Noted, State},
     config::upgrades::Upgrades,
     instants::instant,
+    rollout::order,
 };
 
 /// The first version whose agents upgrade themselves.
 const UPGRADES_SINCE: (u64, u64) = (0, 2);
-/// How long agents that are connected may tell nothing of a version that they are to have, in milliseconds.
-const SILENT_MS: i64 = 6 * 60 * 60 * 1000;
+/// How long agents that are connected may tell nothing of a version that they are to have before others get their place,
+/// in milliseconds. Agents look at once and tell within five minutes.
+const SILENT_MS: i64 = 30 * 60 * 1000;
 /// How long agents that are connected may take from the first word of an upgrade on, in milliseconds.
 const UNENDED_MS: i64 = 24 * 60 * 60 * 1000;
 /// Clusters that are named as failed at most.
@@ -69,16 +70,28 @@ pub enum Phase {
     Running,
     /// Its agents wait for somebody, such as for rights; nobody else waits for them.
     Waiting,
-    /// It is not connected; nobody waits for it.
+    /// It is not connected, and nothing has begun there; nobody waits for it.
     Away,
-    /// The version was rolled back there, failed, or never began.
+    /// Its agents tell nothing of the version: upgrades are off in the cluster, or its agents are those of another
+    /// installer. Nobody waits for it.
+    Silent,
+    /// The version was rolled back there, failed, has not ended, or the cluster was lost during the upgrade.
     Failed,
 }
 
 impl Phase {
     /// All of them.
-    pub const ALL: [Self; 8] =
-        [Self::Off, Self::ByHand, Self::Current, Self::Pending, Self::Running, Self::Waiting, Self::Away, Self::Failed];
+    pub const ALL: [Self; 9] = [
+        Self::Off,
+        Self::ByHand,
+        Self::Current,
+        Self::Pending,
+        Self::Running,
+        Self::Waiting,
+        Self::Away,
+        Self::Silent,
+        Self::Failed,
+    ];
 
     /// The word in the status and in labels of metrics.
     pub fn as_str(self) -> &'static str {
@@ -90,6 +103,7 @@ impl Phase {
             Self::Running => "running",
             Self::Waiting => "waiting",
             Self::Away => "away",
+            Self::Silent => "silent",
             Self::Failed => "failed",
         }
     }
@@ -148,6 +162,7 @@ pub struct Plan {
     phases: BTreeMap<Phase, usize>,
     versions: BTreeMap<String, OfVersion>,
     failures: Vec<Value>,
+    silent: Vec<String>,
     /// Why no cluster gets another version at all.
     closed: Option<String>,
     /// Clusters whose agents upgrade themselves.
@@ -176,7 +191,7 @@ pub fn plan(members: &[Member], kind: Option<&ExtensionType>, settings: &Upgrade
             Phase::Pending => of.pending += 1,
             Phase::Running | Phase::Waiting | Phase::Away => of.running += 1,
             Phase::Failed => of.failed += 1,
-            Phase::Off | Phase::ByHand | Phase::Current => {}
+            Phase::Off | Phase::ByHand | Phase::Current | Phase::Silent => {}
         }
     }
     let allowed = settings.failures(plan.fleet);
@@ -194,7 +209,10 @@ pub fn plan(members: &[Member], kind: Option<&ExtensionType>, settings: &Upgrade
     };
     let mut room = settings.at_once(plan.fleet);
     room = room.saturating_sub(plan.phases.get(&Phase::Running).copied().unwrap_or_default());
-    judged.sort_by_cached_key(|one| order(&one.member.key, one.version.as_deref().unwrap_or_default()));
+    // Another order for each version, so that it is not always the same clusters that go first.
+    judged.sort_by_cached_key(|one| {
+        order(&format!("{}\0{}", one.version.as_deref().unwrap_or_default(), one.member.key))
+    });
     for one in &judged {
         let (member, noted) = (one.member, &one.member.noted);
         let held = plan.closed.is_some()
@@ -205,8 +223,8 @@ pub fn plan(members: &[Member], kind: Option<&ExtensionType>, settings: &Upgrade
                 Noted { target: one.version.clone(), since: Some(instant(now_ms)), left: None, why: None }
             }
             // What has not begun does not begin while it is held.
-            Phase::Running | Phase::Away if held && !has_begun(member) => noted.without_target(),
-            Phase::Running | Phase::Waiting | Phase::Away | Phase::Current => noted.clone(),
+            Phase::Running | Phase::Away | Phase::Silent if held && !has_begun(member) => noted.without_target(),
+            Phase::Running | Phase::Waiting | Phase::Away | Phase::Silent | Phase::Current => noted.clone(),
             Phase::Pending | Phase::ByHand | Phase::Off => noted.without_target(),
             Phase::Failed => Noted {
                 left: one.version.clone(),
@@ -216,6 +234,9 @@ pub fn plan(members: &[Member], kind: Option<&ExtensionType>, settings: &Upgrade
         };
         if wanted != *noted {
             plan.changes.push(Change { key: member.key.clone(), noted: wanted });
+        }
+        if one.phase == Phase::Silent && plan.silent.len() < NAMED {
+            plan.silent.push(member.id.clone());
         }
         if one.phase == Phase::Failed && plan.failures.len() < NAMED {
             let (reason, message) = one.why.clone().unwrap_or_default();
@@ -241,14 +262,20 @@ fn judge<'a>(member: &'a Member, kind: Option<&ExtensionType>, settings: &Upgrad
         && told.version == *target
     {
         let is_late = member.since_ms.is_some_and(|since| now_ms - since > UNENDED_MS);
+        let lost = |reason: &str, message: String| {
+            let why = Some((reason.to_owned(), message));
+            Judged { member, phase: Phase::Failed, version: Some(target.clone()), why }
+        };
         return match (member.is_connected, is_late) {
-            (false, _) => of(Phase::Away, Some(target.clone())),
             (true, false) => of(Phase::Running, Some(target.clone())),
             (true, true) => {
-                let message = format!("The upgrade to {target} has not ended within a day; see the log of its Job.");
-                let why = Some(("NotEnded".to_owned(), message));
-                Judged { member, phase: Phase::Failed, version: Some(target.clone()), why }
+                lost("NotEnded", format!("The upgrade to {target} has not ended within a day; see the log of its Job."))
             }
+            // Others must not follow there. If it comes back, what its agents tell then decides.
+            (false, _) => lost(
+                "Lost",
+                format!("The cluster was last heard of during the upgrade to {target}; look at its agents."),
+            ),
         };
     }
     let Some(running) = &member.running else { return of(Phase::ByHand, None) };
@@ -286,22 +313,11 @@ fn judge<'a>(member: &'a Member, kind: Option<&ExtensionType>, settings: &Upgrad
     if !member.is_connected {
         return of(Phase::Away, Some(newest));
     }
-    let silent = !has_begun(member) && member.since_ms.is_none_or(|since| now_ms - since > SILENT_MS);
-    if silent {
-        let message = format!(
-            "The agents have told nothing of version {newest} within {} hours; see their log, and whether upgrades are on in the cluster.",
-            SILENT_MS / 3_600_000
-        );
-        return failed(("NotBegun".to_owned(), message));
+    let is_silent = !has_begun(member) && member.since_ms.is_none_or(|since| now_ms - since > SILENT_MS);
+    if is_silent {
+        return of(Phase::Silent, Some(newest));
     }
     of(Phase::Running, Some(newest))
-}
-
-/// Where a cluster stands in the order of the waves of a version: as good as by chance, another order for each version,
-/// and the same each time.
-fn order(key: &str, version: &str) -> [u8; 8] {
-    let sum = digest::digest(&digest::SHA256, format!("{version}\0{key}").as_bytes());
-    std::array::from_fn(|at| sum.as_ref()[at])
 }
 
 impl Plan {
@@ -337,7 +353,7 @@ impl Plan {
         json!({
             "automatic": settings.automatic, "train": settings.train, "paused": said.paused, "closed": self.closed,
             "atOnce": settings.at_once(self.fleet), "mayFail": allowed,
-            "clusters": counts, "versions": versions, "failures": self.failures,
+            "clusters": counts, "versions": versions, "failures": self.failures, "silent": self.silent,
         })
     }
 }
@@ -418,7 +434,7 @@ mod tests {
     }
 
     #[test]
-    fn u1_who_waits_or_is_away_keeps_nobody_waiting_and_who_is_silent_has_failed() {
+    fn u1_who_waits_is_away_or_is_silent_keeps_nobody_waiting() {
         let one = |change: fn(&mut Member)| {
             let mut members = fleet(2);
             (members[0].noted, members[0].since_ms) = (noted("0.3.0"), Some(NOW));
@@ -430,8 +446,10 @@ mod tests {
         assert_eq!(one(|member| member.told = told("0.3.0", "Running")), (Phase::Running, 0));
         assert_eq!(one(|member| member.told = told("0.3.0", "Waiting")), (Phase::Waiting, 1));
         assert_eq!(one(|member| member.is_connected = false), (Phase::Away, 1));
+        assert_eq!(one(|member| member.since_ms = Some(NOW - HOUR)), (Phase::Silent, 1));
         // One failed, and none of two may: the other one is held.
-        assert_eq!(one(|member| member.since_ms = Some(NOW - 7 * HOUR)), (Phase::Failed, 1));
+        let lost = |member: &mut Member| (member.told, member.is_connected) = (told("0.3.0", "Running"), false);
+        assert_eq!(one(lost), (Phase::Failed, 1));
         assert_eq!(one(|member| member.told = told("0.3.0", "RolledBack")), (Phase::Failed, 1));
         assert_eq!(one(|member| member.running = "0.3.0".parse().ok()), (Phase::Current, 1));
         assert_eq!(one(|member| member.running = "0.1.9".parse().ok()), (Phase::ByHand, 2), "it cannot by itself");
