@@ -113,8 +113,10 @@ pub fn objects() -> anyhow::Result<Vec<String>> {
     let listed = admin.ok(&["get", &kinds.join(","), "-A", "-o", columns, "--no-headers", "--ignore-not-found"])?;
     let mut all: Vec<String> =
         listed.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect();
-    // A node's own, which it makes when it has been there for a while.
-    all.retain(|line| !line.starts_with("Lease kube-node-lease "));
+    // A node's own, which it makes when it has been there for a while, and those of apiservers: another one on the same
+    // machine has the same name.
+    let of_machines = ["Lease kube-node-lease ", "Lease kube-system apiserver-"];
+    all.retain(|line| !of_machines.iter().any(|own| line.starts_with(own)));
     all.sort_unstable();
     Ok(all)
 }

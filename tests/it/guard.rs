@@ -189,6 +189,21 @@ fn straight() -> anyhow::Result<()> {
     ensure!(viewer.ok(&["get", "configmaps", "-n", "seen", "-o", "name"])?.contains("configmap/one"));
     refused(&viewer, &["get", "secrets", "-n", "seen"])?;
 
+    // Guard does not answer: the apiserver gives up after 30 s, and its own users wait for nothing.
+    guard.program.signal("STOP")?;
+    std::thread::scope(|scope| -> anyhow::Result<()> {
+        let patient = viewer.clone().within(Duration::from_secs(120));
+        let asked = scope.spawn(move || patient.run(&["get", "configmaps", "-n", "seen"]));
+        ensure!(own.admin().ok(&["get", "configmaps", "-n", "seen", "-o", "name"])?.contains("configmap/one"));
+        let told = asked.join().map_err(|_| anyhow::anyhow!("it panicked"))??.refused()?;
+        ensure!(!told.contains("configmap/one"), "{told}");
+        Ok(())
+    })?;
+    guard.program.signal("CONT")?;
+    eventually("guard answers again", Duration::from_secs(60), || {
+        Ok(viewer.run(&["get", "configmaps", "-n", "seen"])?.code == Some(0))
+    })?;
+
     // Guard is gone too: nobody of the gateway gets in, and nobody of the cluster's own is locked out.
     drop(guard);
     // What the apiserver remembers of it ends after a second.

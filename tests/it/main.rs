@@ -20,6 +20,7 @@ mod gitops_guide;
 mod gitops_sources;
 mod gitops_stores;
 mod guard;
+mod guard_pods;
 mod impersonation;
 mod issuer;
 mod k9s;
@@ -72,6 +73,7 @@ fn main() {
         gitops_sources::tests,
         gitops_stores::tests,
         guard::tests,
+        guard_pods::tests,
         upgrades::tests,
         tokens::tests,
         arm::tests,

@@ -2,6 +2,7 @@
 
 use std::{
     collections::HashMap,
+    net::TcpListener,
     path::{Path, PathBuf},
     process::Command,
     sync::OnceLock,
@@ -10,7 +11,7 @@ use std::{
 
 use anyhow::Context;
 
-use crate::programs::{root, run};
+use crate::programs::{Program, eventually, root, run};
 
 /// The running cluster's settings, as `tests/cluster/cluster env` prints them.
 pub struct Cluster {
@@ -83,6 +84,42 @@ impl Drop for OwnCluster {
         if let Err(error) = run(&mut command, Duration::from_secs(60)) {
             eprintln!("the cluster of a test is left: {error:?}");
         }
+    }
+}
+
+/// Another apiserver of a cluster, with flags of a test: what is kept is the same behind both. It ends when it is
+/// dropped.
+pub struct AnotherApiserver {
+    /// Its URL; the cluster's authority signed its certificate.
+    pub url: String,
+    _program: Program,
+}
+
+impl AnotherApiserver {
+    /// Starts it, with a log in `dir`; `port` is one of before, for who comes in the place of another one.
+    pub fn start(dir: &Path, port: Option<u16>, flags: &[String]) -> anyhow::Result<Self> {
+        let cluster = cluster();
+        let host = cluster.get("CLUSTER_HOST_IP");
+        let port = port.map_or_else(|| TcpListener::bind((host, 0)).and_then(|free| Ok(free.local_addr()?.port())), Ok);
+        let port = port.context("a free port")?;
+        let mut line = Command::new(script());
+        line.args(["--state", cluster.get("CLUSTER_STATE"), "another-apiserver", &port.to_string()]).args(flags);
+        let line = run(&mut line, Duration::from_secs(30))?.ok()?;
+        let mut words = line.lines();
+        let mut command = Command::new(words.next().context("no command line")?);
+        command.args(words);
+        let program = Program::start("another apiserver", command, &dir.join("another-apiserver.log"))?;
+        let url = format!("https://{host}:{port}");
+        let ready = ["--server", &url, "get", "--raw", "/readyz"];
+        let admin = cluster.admin();
+        eventually("another apiserver is ready", Duration::from_secs(90), || Ok(admin.run(&ready)?.code == Some(0)))
+            .with_context(|| program.tail())?;
+        Ok(Self { url, _program: program })
+    }
+
+    /// Its port.
+    pub fn port(&self) -> Option<u16> {
+        self.url.rsplit_once(':')?.1.parse().ok()
     }
 }
 

@@ -4,10 +4,12 @@
 //! | part | what it holds |
 //! |---|---|
 //! | [`checks`] | one check after the other |
+//! | [`guard`] | those of guard, where it is on |
 //! | [`bundle`] | the archive |
 
 mod bundle;
 mod checks;
+mod guard;
 
 use std::{
     path::{Path, PathBuf},

@@ -1,7 +1,10 @@
 //! What the user may do in the cluster, asked before anything is done (docs/features.md I3).
 
 use anyhow::Context;
-use k8s_openapi::api::authorization::v1::{ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec};
+use k8s_openapi::api::authorization::v1::{
+    NonResourceAttributes, ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec,
+    SubjectAccessReview, SubjectAccessReviewSpec,
+};
 use kube::{Api, api::PostParams};
 
 use super::{
@@ -102,7 +105,29 @@ pub fn to_run_a_job(namespace: &str) -> Vec<Right> {
     needed
 }
 
+/// What the apiserver's authorizers said of somebody whom none of them allows anything.
+pub struct Opinions {
+    /// Their reasons.
+    pub reason: String,
+    /// Why some of them could not be asked; empty where all could.
+    pub error: String,
+}
+
 impl Kubernetes {
+    /// Has the apiserver ask all of its authorizers about a user whom nobody knows, and who asks for what nobody gives.
+    pub async fn opinions_of(&self, user: &str) -> Result<Opinions, Error> {
+        let attributes = NonResourceAttributes { path: Some("/towline-troubleshoot".into()), verb: Some("get".into()) };
+        let spec = SubjectAccessReviewSpec {
+            user: Some(user.to_owned()),
+            non_resource_attributes: Some(attributes),
+            ..SubjectAccessReviewSpec::default()
+        };
+        let review = SubjectAccessReview { spec, ..SubjectAccessReview::default() };
+        let api = Api::<SubjectAccessReview>::all(self.client.clone());
+        let status = api.create(&PostParams::default(), &review).await?.status.unwrap_or_default();
+        Ok(Opinions { reason: status.reason.unwrap_or_default(), error: status.evaluation_error.unwrap_or_default() })
+    }
+
     /// Those of `needed` that the user has not.
     pub async fn missing_rights(&self, needed: Vec<Right>) -> anyhow::Result<Vec<Right>> {
         let api = Api::<SelfSubjectAccessReview>::all(self.client.clone());

@@ -192,7 +192,11 @@ impl Subject<'_> {
     /// Guard's certificates, and the files that an apiserver is started with. It asks the apiserver nothing.
     fn hands_out(&self) -> [Value; 4] {
         let secret = |name: &str, verbs: &[&str]| json!({"apiGroups": [""], "resources": ["secrets"], "resourceNames": [name], "verbs": verbs});
-        let own = json!([secret(GUARD_SECRET, &["get", "patch"]), secret(IDENTITY_SECRET, &["get", "patch", "watch"])]);
+        let own = json!([
+            secret(GUARD_SECRET, &["get", "patch"]),
+            {"apiGroups": [""], "resources": ["events"], "verbs": ["create"]},
+            secret(IDENTITY_SECRET, &["get", "patch", "watch"]),
+        ]);
         let [role, binding] = self.may_in_namespace(own);
         let handed = json!([secret(GUARD_MANIFESTS, &["get", "patch"])]);
         let within = Some(GUARD_MANIFESTS_NAMESPACE);

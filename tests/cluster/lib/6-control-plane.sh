@@ -15,14 +15,28 @@ start_etcd() {
 }
 
 start_apiserver() {
-    local pki=$state/pki extra=() flags=() flag
+    local extra=() line=()
     read -ra extra <<<"$apiserver_flags"
+    mapfile -t line < <(apiserver_line "${extra[@]}")
+    start kube-apiserver "${line[@]}"
+}
+
+# apiserver_line FLAG... : the program and its flags, a line each.
+apiserver_line() {
+    local pki=$state/pki flag
+    program kube-apiserver
     while read -r flag; do
-        if ! overridden "$flag" "${extra[@]}"; then
-            flags+=("$flag")
-        fi
+        overridden "$flag" "$@" || echo "$flag"
     done < <(apiserver_defaults)
-    start kube-apiserver "$(program kube-apiserver)" "${flags[@]}" "${extra[@]}"
+    ((!$#)) || printf '%s\n' "$@"
+}
+
+# Another apiserver of the running cluster, with a port and flags of its own: what is kept is the same behind both. It
+# leaves the address that pods reach an apiserver by to the first one.
+another_apiserver() {
+    local port=$1
+    shift
+    apiserver_line "--secure-port=$port" --endpoint-reconciler-type=none "$@"
 }
 
 # The caller's flag replaces ours of the same name; an authorization file, all

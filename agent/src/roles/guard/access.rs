@@ -43,7 +43,8 @@ const REMEMBERED_MAX: usize = 65_536;
 /// The reasons of Arc's guard, word by word.
 const ALLOWED: &str = "Access allowed by Azure RBAC";
 const NOT_ALLOWED: &str = "User does not have access to the resource in Azure. Update role assignment to allow access.";
-const NO_OPINION: &str = "Azure does not have opinion for this user.";
+/// By this one is told who is asked.
+pub const NO_OPINION: &str = "Azure does not have opinion for this user.";
 const FAILED: &str = "Access denied due to Azure RBAC check failure. Please retry later.";
 
 /// Whose decision it is: a digest of the question.

@@ -16,10 +16,13 @@ use std::{
 use arc_swap::ArcSwapOption;
 use certs::webhook::{Kept, Webhook};
 use daemon::{Backoff, random_unit, settings::read_bounded};
-use k8s_openapi::{ByteString, api::core::v1::Secret};
+use k8s_openapi::{
+    ByteString,
+    api::core::v1::{Event, Secret},
+};
 use kube::{
     Api, Client,
-    api::{Patch, PatchParams},
+    api::{Patch, PatchParams, PostParams},
 };
 use rustls::pki_types::CertificateDer;
 use serde_json::{Map, Value, json};
@@ -56,6 +59,12 @@ pub(super) const LOOK: Duration = Duration::from_secs(60);
 const SHOWN: Duration = Duration::from_secs(25 * 3600);
 /// Certificates of apiservers that are remembered at most; guard's authorities sign two.
 const SHOWN_MAX: usize = 16;
+/// How often a warning that still holds is told as an Event again: a cluster keeps those for an hour.
+const TELL_AGAIN: Duration = Duration::from_secs(86_400);
+/// Characters of an Event's message at most, as Kubernetes takes them.
+const EVENT_CHARS: usize = 1024;
+/// The reason of these Events.
+const EVENT_REASON: &str = "GuardCertificates";
 /// How long before a certificate ends it is warned of.
 const WARN: Duration = Duration::from_secs(30 * 86_400);
 
@@ -168,6 +177,7 @@ impl Keeper {
     pub async fn keep(&self) {
         let mut backoff = Backoff::new(AGAIN);
         let mut told = Vec::new();
+        let mut events = BTreeMap::new();
         loop {
             let (wait, warnings) = match self.look().await {
                 Ok(warnings) => {
@@ -191,11 +201,26 @@ impl Keeper {
                     .for_each(|warning| tracing::warn!(warning, "something is wrong with guard's certificates"));
                 told.clone_from(&warnings);
             }
+            self.tell(&warnings, &mut events).await;
             self.health.warnings(warnings);
             // What was published is served, whatever else fails: a pod that said otherwise would be taken from the
             // Service, and all of them fail alike.
             self.health.running();
             time::sleep(wait).await;
+        }
+    }
+
+    /// Has whoever looks at the cluster's Events see what is wrong, once a day. `told` has when that was.
+    pub(super) async fn tell(&self, warnings: &[String], told: &mut BTreeMap<String, time::Instant>) {
+        told.retain(|warning, at| warnings.contains(warning) && at.elapsed() < TELL_AGAIN);
+        for warning in warnings {
+            if told.contains_key(warning) {
+                continue;
+            }
+            told.insert(warning.clone(), time::Instant::now());
+            if let Err(problem) = self.store.tell(warning, self.clock.now()).await {
+                tracing::warn!(error = problem, "a warning of guard's cannot be made an Event; it is in this log");
+            }
         }
     }
 
@@ -330,6 +355,23 @@ impl Store {
             }
             Self::Directory(dir) => write_all(dir, files.rev()),
         }
+    }
+
+    /// Makes a warning an Event of the Secret of the certificates, where there is a cluster to make it in.
+    async fn tell(&self, warning: &str, now: SystemTime) -> Result<(), String> {
+        let Self::Cluster(client) = self else { return Ok(()) };
+        let (namespace, now) = (client.default_namespace(), spell(now));
+        let message: String = warning.chars().take(EVENT_CHARS).collect();
+        let event = json!({
+            "metadata": {"generateName": format!("{SECRET}-"), "namespace": namespace},
+            "involvedObject": {"apiVersion": "v1", "kind": "Secret", "namespace": namespace, "name": SECRET},
+            "type": "Warning", "reason": EVENT_REASON, "message": message, "count": 1,
+            "firstTimestamp": now, "lastTimestamp": now,
+            "source": {"component": MANAGER}, "reportingComponent": MANAGER, "reportingInstance": "",
+        });
+        let event: Event = serde_json::from_value(event).map_err(|err| err.to_string())?;
+        let made = Api::<Event>::default_namespaced(client.clone()).create(&PostParams::default(), &event).await;
+        made.map(drop).map_err(|err| problem("an Event", &err))
     }
 
     /// Has the apiserver's files where people fetch them.

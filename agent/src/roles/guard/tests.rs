@@ -274,6 +274,9 @@ async fn z1_reviews_are_answered_in_their_version_and_others_are_400() {
     let (_, answer) = ask(answer::ACCESS, access_review(&pods("prod")).to_string()).await.unwrap();
     assert_eq!((&answer["status"]["allowed"], &answer["status"]["denied"]), (&json!(false), &json!(true)));
     let deep = format!("{{\"a\": {}", "[".repeat(100_000));
+    let (status, _) =
+        ask(answer::ACCESS, " ".repeat(10 << 20)).await.unwrap_or((StatusCode::PAYLOAD_TOO_LARGE, Value::Null));
+    assert_eq!(status, StatusCode::PAYLOAD_TOO_LARGE, "10 MB: refused, or cut off while they are still sent");
     for (path, body) in [
         (answer::TOKENS, access_review(&pods("dev")).to_string()),
         (answer::ACCESS, token_review("v1", "x")),
@@ -603,6 +606,76 @@ async fn z8_decisions_are_kept_for_three_minutes_or_to_the_next_snapshot() {
     assert_eq!(access.decide(&other, key, late), Decision::Allowed, "another snapshot, another decision");
 }
 
+/// Of 1,000 questions of ten kinds ten are decided, and the others are answered by what was decided.
+#[tokio::test]
+async fn z8_a_thousand_reviews_are_decided_once_for_each_question() {
+    let site = site();
+    site.tell(1, true, "/namespaces/dev-1", Duration::from_secs(3600)).await;
+    let desk = site.desk();
+    let recorder = metrics_exporter_prometheus::PrometheusBuilder::new().build_recorder();
+    ::metrics::with_local_recorder(&recorder, || {
+        for number in 0..1000 {
+            let review = access_review(&pods(&format!("dev-{}", number % 10))).to_string();
+            let request = Request::post(answer::ACCESS).body(Full::new(Bytes::from(review))).unwrap();
+            let answer = tokio::task::unconstrained(desk.answer(request)).now_or_never().expect("no wait");
+            let body = answer.into_body().collect().now_or_never().unwrap().unwrap().to_bytes();
+            let review: Value = serde_json::from_slice(&body).unwrap();
+            assert_eq!(review["status"]["allowed"], number % 10 == 1, "{number}");
+        }
+    });
+    let told = recorder.handle().render();
+    for line in [
+        "guard_cache_total{result=\"hit\"} 990",
+        "guard_cache_total{result=\"miss\"} 10",
+        "guard_reviews_total{kind=\"access\",outcome=\"allowed\"} 100",
+    ] {
+        assert!(told.contains(line), "{line}: {told}");
+    }
+}
+
+/// By hand: `--ignored --nocapture measures_reviews`. Eight connections of an apiserver ask over mutual TLS what was
+/// decided before, one question after the other.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "a measurement"]
+#[allow(clippy::print_stdout, reason = "it is what is wanted")]
+async fn z8_measures_reviews_from_the_cache() {
+    const CONNECTIONS: usize = 8;
+    const EACH: usize = 5000;
+    let (site, dir) = (site(), tempfile::tempdir().unwrap());
+    site.tell(1, true, "", Duration::from_secs(3600)).await;
+    let served = serve(&site, dir.path()).await;
+    let (_, roots, own) = as_apiserver(dir.path(), keeper::ACCESS_FILE);
+    let (tasks, times) = (TaskGroup::new("test"), Arc::new(Mutex::new(Vec::new())));
+    let begun = std::time::Instant::now();
+    let mut asking = Vec::new();
+    for _ in 0..CONNECTIONS {
+        let (mut send, connection) = connect(served.address, client(&roots, &own)).await.unwrap();
+        tasks.spawn("connection", async move { drop(connection.await) });
+        let times = times.clone();
+        asking.push(tasks.spawn_task("asking", async move {
+            let mut own = Vec::with_capacity(EACH);
+            for number in 0..EACH {
+                let review = access_review(&pods(&format!("dev-{}", number % 100))).to_string();
+                let request = Request::post(answer::ACCESS).body(Full::new(Bytes::from(review))).unwrap();
+                let asked = std::time::Instant::now();
+                let answer = send.send_request(request).await.unwrap();
+                let _ = answer.into_body().collect().await.unwrap();
+                own.push(asked.elapsed());
+            }
+            times.lock().unwrap().extend(own);
+        }));
+    }
+    for one in asking {
+        one.await.unwrap();
+    }
+    let took = begun.elapsed();
+    let mut times = std::mem::take(&mut *times.lock().unwrap());
+    times.sort_unstable();
+    let rate = times.len() as f64 / took.as_secs_f64();
+    let at = |share: f64| times[((times.len() - 1) as f64 * share) as usize].as_micros();
+    println!("{rate:.0} reviews a second; p50 {} us, p99 {} us, longest {} us", at(0.5), at(0.99), at(1.0));
+}
+
 #[tokio::test]
 async fn z11_no_decision_is_kept_beyond_the_end_of_an_assignment() {
     let site = site();
@@ -687,6 +760,50 @@ async fn z10_a_certificate_that_ends_within_30_days_is_warned_of() {
     present(40);
     tokio::time::advance(Duration::from_secs(2 * 3600)).await;
     assert_eq!(keeper.look().await.unwrap(), Vec::<String>::new(), "nobody has shown it for more than a day");
+}
+
+/// What is wrong is an Event once a day for as long as it is, and what cannot be told so is told otherwise.
+#[tokio::test(start_paused = true)]
+async fn z10_warnings_are_events_of_the_cluster_once_a_day() {
+    let made: Arc<Mutex<Vec<Value>>> = Arc::default();
+    let events = made.clone();
+    let service = tower::service_fn(move |request: Request<kube::client::Body>| {
+        let events = events.clone();
+        async move {
+            assert_eq!(
+                (request.method().as_str(), request.uri().path()),
+                ("POST", "/api/v1/namespaces/towline/events")
+            );
+            let body = request.into_body().collect().await.unwrap().to_bytes();
+            let mut events = events.lock().unwrap();
+            events.push(serde_json::from_slice(&body).unwrap());
+            // The first one is refused.
+            let status = if events.len() > 1 { StatusCode::CREATED } else { StatusCode::FORBIDDEN };
+            let response = http::Response::builder().status(status).header("content-type", "application/json");
+            Ok::<_, std::convert::Infallible>(response.body(Full::new(body)).unwrap())
+        }
+    });
+    let dir = tempfile::tempdir().unwrap();
+    let clock: SharedClock = Arc::new(TokioClock::new(SystemTime::now()));
+    let store = Store::Cluster(kube::Client::new(service, "towline"));
+    let keeper = Keeper { store, ..keeper(dir.path(), clock) };
+    let mut told = std::collections::BTreeMap::new();
+    let [soon, late] = [vec!["ends soon".to_owned()], vec!["x".repeat(5000), "ends soon".to_owned()]];
+    for warnings in [&soon, &soon, &late, &late] {
+        keeper.tell(warnings, &mut told).await;
+    }
+    let messages = || -> Vec<String> {
+        made.lock().unwrap().iter().map(|event| event["message"].as_str().unwrap().chars().take(9).collect()).collect()
+    };
+    assert_eq!(messages(), ["ends soon", "xxxxxxxxx"], "each is told once, be it in vain");
+    let long = made.lock().unwrap()[1].clone();
+    assert_eq!((long["message"].as_str().unwrap().len(), &long["type"]), (1024, &json!("Warning")));
+    assert_eq!(long["involvedObject"]["name"], keeper::SECRET);
+    tokio::time::advance(Duration::from_secs(86_401)).await;
+    keeper.tell(&soon, &mut told).await;
+    keeper.tell(&[], &mut told).await;
+    keeper.tell(&soon, &mut told).await;
+    assert_eq!(messages()[2..], ["ends soon", "ends soon"], "after a day, and when it is wrong again");
 }
 
 /// Readiness is by the role's state: the pods would all leave the Service at once, and nobody would be answered.

@@ -10,7 +10,7 @@ use serde_json::Value;
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 use types::api::{ResourceId, id::is_same};
 
-use super::{Bundle, Diagnoser, Finding, Job, State};
+use super::{Bundle, Diagnoser, Finding, Job, State, guard};
 use crate::{
     api::{Api, at, versions},
     commands::{address, diagnoser::WITHIN, known, target::Target},
@@ -22,7 +22,7 @@ use crate::{
         pods::PODS,
         turn::Turn,
     },
-    manifests::{self, AGENT, EXTENSIONS, IDENTITY_SECRET, MANAGER},
+    manifests::{self, AGENT, EXTENSIONS, GUARD, IDENTITY_SECRET, MANAGER},
     timestamp::timestamp,
 };
 
@@ -58,6 +58,7 @@ pub async fn run(
         all.push(upgrade(cluster, namespace, bundle).await);
         all.push(certificate(cluster, namespace).await);
         all.push(users_way(cluster, namespace).await);
+        guard::run(cluster, namespace, &mut all).await;
     }
     if let Some(resource) = &resource {
         all.push(expiry(resource));
@@ -236,7 +237,8 @@ async fn events(cluster: &Kubernetes, namespace: &str, bundle: &mut Bundle) -> F
 
 /// Whether an object, by its name, belongs to the agents.
 fn is_ours(name: &str) -> bool {
-    [AGENT, MANAGER, EXTENSIONS, "towline-"].iter().any(|ours| name.starts_with(ours))
+    let is_guards = name.strip_prefix(GUARD).is_some_and(|rest| rest.is_empty() || rest.starts_with(['-', ':', '.']));
+    is_guards || [AGENT, MANAGER, EXTENSIONS, "towline-"].iter().any(|ours| name.starts_with(ours))
 }
 
 /// What is installed, by its labels, without what is in Secrets: their names alone.
@@ -485,10 +487,12 @@ mod tests {
 
     #[test]
     fn b1_what_others_run_in_the_namespace_is_not_packed() {
-        for ours in ["clusterconnect-agent-7d9-x:", "controller-manager", "towline-onboarding"] {
+        for ours in
+            ["clusterconnect-agent-7d9-x:", "controller-manager", "towline-onboarding", "guard:", "guard-7d9-x:"]
+        {
             assert!(is_ours(ours), "{ours}");
         }
-        for others in ["web-0:", "my-towline-agent", ""] {
+        for others in ["web-0:", "my-towline-agent", "guardian-0:", ""] {
             assert!(!is_ours(others), "{others}");
         }
     }
