@@ -25,6 +25,7 @@ settings() {
     gave_rights=
     gateway_pid=
     agent_pid=
+    apiserver_pid=
     cluster_build=
     gateway_options=()
     gitops=
@@ -58,7 +59,7 @@ stop_other() {
 # What a killed demo left: programs that still run from this checkout's state, and its cluster.
 end_leftovers() {
     local name pid
-    for name in gateway agent; do
+    for name in gateway agent apiserver; do
         pid=$(cat "$out/$name.pid" 2>/dev/null) || continue
         if tr '\0' ' ' <"/proc/$pid/cmdline" 2>/dev/null | grep -qF "$out"; then
             kill -TERM "$pid" 2>/dev/null || true

@@ -180,6 +180,7 @@ tear_down() {
         remove_traces || say "they could not be removed"
     fi
     rm -f "$out/direct.kubeconfig"
+    end_process apiserver "$apiserver_pid"
     end_process agent "$agent_pid"
     end_process gateway "$gateway_pid"
     if [[ $own_cluster ]]; then

@@ -103,7 +103,9 @@ walk_resources() {
     step "kubeconfig" 0 typed_as towline kubeconfig --server "$url" --ca "$ca" --cluster "$id" --user admin \
         --password-file "$out/state/users/admin.password" --file "$out/shop.kubeconfig"
     step "kubectl" 0 as shop get pods --namespace towline-shop
+    walk_guard --server "$url" --ca "$ca" --cluster "$id" --user admin --password-file "$out/state/users/admin.password"
     walk_gitops
+    walk_extensions
     step "delete" 0 typed_as towline delete -n shop -g edge --kube-config "$admin_kubeconfig" --yes
     step "nothing is left" 1 namespace_is_gone
 }

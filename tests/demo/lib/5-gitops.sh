@@ -15,11 +15,11 @@ has_flux() {
 prepare_gitops() {
     # Flux runs as pods.
     if [[ ! $in_cluster ]]; then
-        skipped+=("GitOps")
+        skipped+=("GitOps and extensions")
         return
     fi
     if ! has_flux; then
-        say "GitOps is not tried: Flux is not built here. DEMO_GITOPS=1 builds it, once, in ten minutes"
+        say "GitOps and extensions are not tried: Flux is not built here. DEMO_GITOPS=1 builds it, once, in ten minutes"
         return
     fi
     title "catalogue"
@@ -37,6 +37,7 @@ prepare_gitops() {
         cd "$catalogue" || exit
         towline catalogue init --catalogue index --key signing.key
         towline catalogue add "$chart" --catalogue index --type microsoft.flux --train Stable --release-namespace flux-system
+        add_charts
         towline catalogue sign --catalogue index --key signing.key --expires 90d
     ) >"$out/logs/catalogue.log" 2>&1 || fail "the catalogue cannot be made: $(tail -n 3 "$out/logs/catalogue.log")"
     gateway_options=(--set "api.catalogue_dir=\"$catalogue/index\"")
@@ -44,6 +45,7 @@ prepare_gitops() {
 }
 
 connect_options() {
+    echo --guard
     [[ ! $gitops ]] || printf '%s\n' --extensions --catalogue-key "$catalogue/signing.key.pub"
 }
 
