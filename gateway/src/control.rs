@@ -114,7 +114,7 @@ pub struct Control {
     protector: Protector,
     clock: Clock,
     snapshots: Arc<Snapshots>,
-    tunnels: Arc<Registry>,
+    pub(crate) tunnels: Arc<Registry>,
     kinds: Kinds,
     revision: watch::Sender<i64>,
     decided: watch::Sender<i64>,
@@ -130,15 +130,16 @@ impl Control {
         Parts { settings, store, protector, clock, snapshots, tunnels, kinds }: Parts,
     ) -> Result<Arc<Self>, StoreError> {
         let catalogue = settings.catalogue_dir.clone().map(Catalogue::open);
+        let now_ms = milliseconds(clock());
         let control = Self {
             settings,
             catalogue,
             store,
             bodies: Turns::default(),
-            challenges: Challenges::since(milliseconds(clock())),
+            challenges: Challenges::since(now_ms),
             notices: Notices::default(),
             throttle: Throttle::default(),
-            followers: Followers::default(),
+            followers: Followers::since(now_ms),
             owners: tokio::sync::Mutex::default(),
             trust: OnceLock::new(),
             protector,

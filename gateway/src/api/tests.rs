@@ -46,6 +46,8 @@ use crate::{
     store::{Store, protect::Protector},
 };
 
+/// How long a cluster may take, where the configuration does not say.
+const DUE_MS: i64 = 48 * 3600 * 1000;
 const URL: &str = "https://gateway.test";
 const SUBSCRIPTION: &str = "11111111-1111-4111-8111-111111111111";
 const TENANT: &str = "22222222-2222-4222-8222-222222222222";
@@ -121,6 +123,7 @@ impl Bench {
             upgrades: crate::config::upgrades::Upgrades::default(),
             reads_per_minute: 12_000,
             writes_per_minute: 60,
+            operation_timeout: crate::config::api::OPERATION_TIMEOUT,
         };
         let store = Store::open(&settings.store.url()).await.unwrap();
         let protector = Protector::open_or_create(&settings.store_key_file).unwrap();

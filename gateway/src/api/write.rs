@@ -11,7 +11,7 @@ use crate::{
     answers::Body,
     api_error::ApiError,
     control::{
-        objects::{DUE_MS, PROTECTED_FOR_MS, mark_deleting},
+        objects::{PROTECTED_FOR_MS, mark_deleting},
         work::{converge, take_down},
     },
     managed::Managed,
@@ -367,7 +367,7 @@ fn begun(
     }
     object.keep(body);
     operation.work = converge::work(by, object.generation);
-    operation.due_ms = Some(call.now_ms + DUE_MS);
+    operation.due_ms = Some(call.control.due_ms(call.now_ms));
     (Some(operation), until)
 }
 
@@ -673,7 +673,7 @@ fn marked(call: &Call<'_>, kind: &dyn Kind, id: &ResourceId, old: &Stored) -> (B
             object = Object { deleting: true, ..object.next(&operation.id, call.now_ms) };
         }
         operation.work = take_down::work(by, object.generation);
-        operation.due_ms = Some(call.now_ms + DUE_MS);
+        operation.due_ms = Some(call.control.due_ms(call.now_ms));
         marked.body.as_object_mut().into_iter().for_each(|body| object.keep(body));
     }
     mark_deleting(&mut marked, true);

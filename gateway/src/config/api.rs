@@ -1,6 +1,6 @@
 //! `[api]`: the resource API. Without it there is none, and clusters and grants come from the configuration alone.
 
-use std::path::PathBuf;
+use std::{ops::RangeInclusive, path::PathBuf, time::Duration};
 
 use daemon::settings::{Faults, Section};
 use serde_json::{Value, json};
@@ -49,12 +49,19 @@ pub struct Api {
     pub reads_per_minute: u32,
     /// The same of writes, and again of deletions.
     pub writes_per_minute: u32,
+    /// How long a cluster may take to do what is wanted of its agents, before the operation has failed (feature X4).
+    pub operation_timeout: Duration,
 }
 
 /// Reads of one principal in one subscription in a minute, where the configuration does not say.
 pub const READS_PER_MINUTE: u32 = 12_000;
 /// The same of writes: a hundred scripts that connect clusters at once stay far below.
 pub const WRITES_PER_MINUTE: u32 = 6000;
+
+/// How long a cluster may take, where the configuration does not say.
+pub const OPERATION_TIMEOUT: Duration = Duration::from_secs(48 * 3600);
+/// Shorter ones fail what is well on its way; longer ones wait for clusters that nobody expects back.
+const OPERATION_TIMEOUTS: RangeInclusive<Duration> = Duration::from_secs(1800)..=Duration::from_secs(30 * 86_400);
 
 /// Where resources are kept.
 #[derive(Clone, PartialEq, Eq)]
@@ -152,6 +159,7 @@ impl Api {
         let upgrades = Upgrades::read(section.section("upgrades", faults), faults);
         let reads_per_minute = section.number("reads_per_minute", 1..=u32::MAX, faults);
         let writes_per_minute = section.number("writes_per_minute", 1..=u32::MAX, faults);
+        let operation_timeout = section.duration("operation_timeout", OPERATION_TIMEOUTS, faults);
         section.end(faults);
         Some(Self {
             url: url?,
@@ -168,6 +176,7 @@ impl Api {
             upgrades,
             reads_per_minute: reads_per_minute.unwrap_or(READS_PER_MINUTE),
             writes_per_minute: writes_per_minute.unwrap_or(WRITES_PER_MINUTE),
+            operation_timeout: operation_timeout.unwrap_or(OPERATION_TIMEOUT),
         })
     }
 

@@ -204,6 +204,11 @@ const API: &[Key] = &[
         "Reads of one principal in one subscription in a minute, and as many at once.",
     ),
     Key::default("writes_per_minute", "6000", "The same of writes, and again of deletions."),
+    Key::default(
+        "operation_timeout",
+        "\"48h\"",
+        "How long a cluster may take to do what is wanted of its agents, such as to install an extension, before the operation has failed. The cluster goes on with it when it is back.",
+    ),
 ];
 
 const UPGRADES: &[Key] = &[

@@ -4,6 +4,7 @@
 
 use std::{
     collections::HashMap,
+    str::FromStr as _,
     sync::{Mutex, PoisonError},
 };
 
@@ -17,6 +18,7 @@ use types::{
         ProtectedQuestion, ProtectedSettings, StatusLine,
     },
     api::ResourceId,
+    ids::ClusterId,
 };
 
 use super::Control;
@@ -37,8 +39,6 @@ use crate::{
 
 /// How long protected settings are kept, milliseconds: 48 hours (E6) without what passes until it is looked for.
 pub const PROTECTED_FOR_MS: i64 = (48 * 60 - 20) * 60 * 1000;
-/// How long a cluster may take to do what is wanted, milliseconds (X4).
-pub const DUE_MS: i64 = 48 * 3600 * 1000;
 /// Objects of one kind in a cluster at most.
 pub const OF_A_CLUSTER: u64 = 200;
 /// Objects of which one message tells at most.
@@ -72,6 +72,8 @@ pub struct Followed {
     pub show: &'static str,
     /// The command by which protected settings are given again.
     pub renew: &'static str,
+    /// Why the role may not be there though other agents are, and what to do; none where nothing follows from that.
+    pub missing: Option<&'static str>,
     /// What is kept of [`ObjectStatus::details`], if agents tell such, with texts of so many characters at most.
     pub details: Option<KeptOf<Map<String, Value>>>,
     /// Its parts, if agents tell of such.
@@ -102,14 +104,56 @@ pub struct Logged {
 /// What is kept of an object that was told, with texts of so many characters at most.
 pub type KeptOf<T> = fn(&Map<String, Value>, usize) -> T;
 
-/// Who waits for changes of which cluster.
+/// How long an agent may leave a question out before nobody is thought to follow: it asks at least every minute.
+pub const QUIET_MS: i64 = 3 * 60_000;
+/// When an operation has failed that nobody in a connected cluster follows, milliseconds after it began.
+pub const NOBODY_MS: i64 = 10 * 60_000;
+/// How long it is remembered when a cluster asked.
+const ASKED_FOR_MS: i64 = 3_600_000;
+/// Questions that are remembered before those of long ago are forgotten.
+const ASKED: usize = 1024;
+
+/// Who waits for changes of which cluster, and when each cluster asked last what is wanted of a kind.
+pub struct Followers {
+    news: Mutex<HashMap<String, watch::Sender<()>>>,
+    asked: Mutex<Asked>,
+    /// Nobody can have asked before this gateway was there.
+    since_ms: i64,
+}
+
 #[derive(Default)]
-pub struct Followers(Mutex<HashMap<String, watch::Sender<()>>>);
+struct Asked {
+    at_ms: HashMap<(String, &'static str), i64>,
+    /// As many as were left when the last ones were forgotten.
+    kept: usize,
+}
 
 impl Followers {
+    /// From this instant on, milliseconds since 1970.
+    pub fn since(since_ms: i64) -> Self {
+        Self { news: Mutex::default(), asked: Mutex::default(), since_ms }
+    }
+
+    /// A cluster asks what is wanted of a kind.
+    fn note(&self, cluster: &str, kind: &'static str, now_ms: i64) {
+        let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
+        asked.at_ms.insert((cluster.to_owned(), kind), now_ms);
+        if asked.at_ms.len() > ASKED.max(2 * asked.kept) {
+            asked.at_ms.retain(|_, at| now_ms - *at < ASKED_FOR_MS);
+            asked.kept = asked.at_ms.len();
+        }
+    }
+
+    /// Whether a cluster has not asked for a while what is wanted of a kind.
+    fn is_quiet(&self, cluster: &str, kind: &'static str, now_ms: i64) -> bool {
+        let asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
+        let last = asked.at_ms.get(&(cluster.to_owned(), kind)).copied();
+        now_ms - last.unwrap_or(self.since_ms).max(self.since_ms) >= QUIET_MS
+    }
+
     /// Changes when something that is wanted in a cluster does.
     pub fn follow(&self, cluster: &str) -> watch::Receiver<()> {
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = self.news.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = all.get(cluster) {
             return known.subscribe();
         }
@@ -119,19 +163,37 @@ impl Followers {
     }
 
     fn tell(&self, cluster: &str) {
-        if let Some(known) = self.0.lock().unwrap_or_else(PoisonError::into_inner).get(cluster) {
+        if let Some(known) = self.news.lock().unwrap_or_else(PoisonError::into_inner).get(cluster) {
             known.send_replace(());
         }
     }
 
     fn tell_all(&self) {
-        for known in self.0.lock().unwrap_or_else(PoisonError::into_inner).values() {
+        for known in self.news.lock().unwrap_or_else(PoisonError::into_inner).values() {
             known.send_replace(());
         }
     }
 }
 
 impl Control {
+    /// When a cluster that is asked now has taken too long to do it (X4), milliseconds since 1970.
+    pub fn due_ms(&self, now_ms: i64) -> i64 {
+        now_ms.saturating_add(i64::try_from(self.settings.operation_timeout.as_millis()).unwrap_or(i64::MAX))
+    }
+
+    /// Why nobody does what is wanted of a kind in a cluster (its key), as far as is known here: its agents are
+    /// connected, and the one that follows the kind has not asked for a while.
+    pub fn nobody_follows(&self, cluster: &str, kind: &Followed, now_ms: i64) -> Option<String> {
+        let (missing, key) = (kind.missing?, ClusterId::from_str(cluster).ok()?.key());
+        if !self.is_live(&key) || !self.followers.is_quiet(cluster, kind.name, now_ms) {
+            return None;
+        }
+        Some(format!(
+            "The cluster's agents are connected, and none of them is its {}: {}. It goes on with it as soon as one is there.",
+            kind.agent, missing
+        ))
+    }
+
     /// Wakes those who wait for a change of these; `None`: of anything.
     pub(super) fn tell_followers(&self, changes: Option<&[Change]>) {
         let Some(changes) = changes else { return self.followers.tell_all() };
@@ -172,6 +234,8 @@ impl Control {
                 ApiError::bad_request("InvalidQueryParameterValue", message).at("kind")
             })?],
         };
+        let now_ms = self.now_ms();
+        kinds.iter().for_each(|kind| self.followers.note(cluster, kind.name, now_ms));
         let mut all = Objects { position: 0, whole: false, more: false, objects: Vec::new() };
         let (mut changes, mut upto) = (Vec::new(), None::<i64>);
         for kind in kinds {
@@ -570,7 +634,7 @@ mod tests {
 
     #[test]
     fn who_waits_for_a_cluster_is_woken_by_that_one_alone_and_forgotten_afterwards() {
-        let followers = Followers::default();
+        let followers = Followers::since(0);
         let (mut a, b) = (followers.follow("a"), followers.follow("b"));
         followers.tell("a");
         assert!(a.has_changed().unwrap() && !b.has_changed().unwrap());
@@ -579,6 +643,6 @@ mod tests {
         assert!(a.has_changed().unwrap() && b.has_changed().unwrap());
         drop((a, b));
         let _c = followers.follow("c");
-        assert_eq!(followers.0.lock().unwrap().len(), 1);
+        assert_eq!(followers.news.lock().unwrap().len(), 1);
     }
 }

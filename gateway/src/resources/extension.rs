@@ -140,6 +140,9 @@ impl Kind for Extensions {
             code: "ExtensionOperationFailed",
             show: "towline extension show",
             renew: "towline extension update --protected",
+            missing: Some(
+                "extensions are off there (towline enable-features --features extensions turns them on), or its pod does not run (towline troubleshoot)",
+            ),
             details: None,
             parts: None,
         })
@@ -234,21 +237,29 @@ impl Kind for Extensions {
         })
     }
 
-    fn show(&self, shown: &mut Map<String, Value>, _: &str, showing: &Showing<'_>) {
+    fn show(&self, shown: &mut Map<String, Value>, id: &str, showing: &Showing<'_>) {
         let properties = properties_mut(shown);
         let deleting = properties.get("provisioningState").is_some_and(|state| state == "Deleting");
         let was_there = showing.told.is_some_and(|told| told.status["currentVersion"].is_string());
         let state = followed::provisioning_state(showing.told, showing.object.generation, deleting, was_there);
         properties.insert("provisioningState".to_owned(), state.into());
         properties.insert("isSystemExtension".to_owned(), false.into());
+        let nobody = self.follows().filter(|_| !deleting).and_then(|kind| followed::nobody(id, &kind, showing));
+        if let Some(line) = &nobody {
+            properties.insert("statuses".to_owned(), json!([line]));
+        }
         let Some(told) = showing.told else { return };
         let status = &told.status;
         let is_newest = told.generation == showing.object.generation;
         // An error of something that is not wanted any more is none.
         let error = if is_newest { status["error"].clone() } else { Value::Null };
+        let mut statuses = status["statuses"].clone();
+        if let (Some(line), Value::Array(lines)) = (nobody, &mut statuses) {
+            lines.insert(0, line);
+        }
         for (name, value) in [
             ("currentVersion", status["currentVersion"].clone()),
-            ("statuses", status["statuses"].clone()),
+            ("statuses", statuses),
             ("extensionState", status["state"].clone()),
             ("errorInfo", error),
         ] {

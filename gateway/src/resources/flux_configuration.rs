@@ -257,6 +257,8 @@ impl Kind for FluxConfigurations {
             code: "FluxConfigurationOperationFailed",
             show: "towline flux show",
             renew: "towline flux update",
+            // It comes with an extension, which may take its time.
+            missing: None,
             details: Some(|told, text| schema::told(DETAILS, told, Bounds { text, entries: 0 })),
             parts: Some(Parted { shown_as: "statuses", kept: status, logged: Some(logs::LOGGED) }),
         })

@@ -1,10 +1,19 @@
 //! What is the same for all kinds that the agents of a cluster follow (docs/features.md E1, G1).
 
 use http::StatusCode;
-use types::agent_api::ObjectState;
+use serde_json::{Value, json};
+use types::{agent_api::ObjectState, api::ResourceId};
 
-use super::Writing;
-use crate::{api_error::ApiError, control::objects::OF_A_CLUSTER, store::statuses::Told};
+use super::{Showing, Writing};
+use crate::{
+    api_error::ApiError,
+    control::{
+        objects::{Followed, OF_A_CLUSTER},
+        work::converge::AGENT_MISSING,
+    },
+    instants::instant,
+    store::statuses::Told,
+};
 
 /// ARM's word for how far it is. `was_there`: it was in the cluster before, as another generation of it.
 pub fn provisioning_state(told: Option<&Told>, generation: i64, deleting: bool, was_there: bool) -> &'static str {
@@ -20,6 +29,21 @@ pub fn provisioning_state(told: Option<&Told>, generation: i64, deleting: bool, 
         Ok(ObjectState::Creating) => "Creating",
         _ => under_way,
     }
+}
+
+/// A line of `statuses` of what nobody in its cluster does, though the cluster is connected.
+pub fn nobody(id: &str, kind: &Followed, showing: &Showing<'_>) -> Option<Value> {
+    let generation = showing.object.generation;
+    if showing.told.is_some_and(|told| told.generation >= generation) {
+        return None;
+    }
+    let id = ResourceId::parse(id).ok()?;
+    let why = showing.control.nobody_follows(id.parent_key(), kind, showing.now_ms)?;
+    Some(json!({
+        "code": AGENT_MISSING, "displayStatus": "Nobody does it", "level": "Warning", "message": why,
+        // The instant of the write, so that the line stays the same from one question to the next.
+        "time": instant(generation.min(showing.now_ms)),
+    }))
 }
 
 /// Refuses a new one where its cluster has as many of its kind as it may. `plural`: what they are called.
@@ -54,8 +78,6 @@ pub fn is_label(text: &str, longest: usize) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
 
     #[test]

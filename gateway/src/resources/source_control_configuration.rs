@@ -126,6 +126,8 @@ impl Kind for SourceControlConfigurations {
             code: "SourceControlConfigurationOperationFailed",
             show: "towline flux source-control show",
             renew: "towline rest --method put",
+            // It comes with an extension, which may take its time.
+            missing: None,
             details: Some(|told, text| schema::told(DETAILS, told, Bounds { text, entries: 0 })),
             parts: None,
         })

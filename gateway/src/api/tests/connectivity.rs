@@ -64,7 +64,7 @@ impl Bench {
     }
 
     /// A cluster as tunnels have it.
-    fn known(&self, name: &str) -> ClusterRef {
+    pub fn known(&self, name: &str) -> ClusterRef {
         let id: types::ids::ClusterId = cluster_id("g", name).parse().unwrap();
         Arc::clone(self.snapshots.load().cluster(&id.key()).unwrap())
     }

@@ -7,7 +7,7 @@ use types::agent_api::{
 
 use super::*;
 use crate::{
-    control::objects::DUE_MS,
+    control::objects::{NOBODY_MS, QUIET_MS},
     store::{
         agents::Agent,
         batch::{Batch, Expect},
@@ -295,6 +295,45 @@ async fn e4_upgrades_are_turned_off_and_on_by_either_word() {
             (&json!(mode), &json!(minor))
         );
     }
+}
+
+/// The cluster is connected, and its extension-manager is not there.
+#[tokio::test]
+async fn e8_where_extensions_are_off_it_is_said_at_once_and_not_after_48_hours() {
+    let site = bench().await;
+    let (gateway, _agent) = tunnel::transport::memory::pair().await;
+    let _tunnel = site.control.tunnels.add(gateway, site.known("c"), Default::default());
+    let made = site.call("owner", "PUT", &extension("c", "web"), Some(web())).await;
+    site.call("owner", "PUT", &extension("d", "web"), Some(web())).await;
+    let told = async |cluster: &str| {
+        let shown = site.call("owner", "GET", &extension(cluster, "web"), None).await;
+        let properties = &shown.body["properties"];
+        (properties["provisioningState"].clone(), properties["statuses"][0].clone())
+    };
+    assert_eq!(told("c").await, (json!("Creating"), Value::Null), "a gateway that has just begun knows nothing");
+    site.clock_ms.fetch_add(QUIET_MS, Ordering::SeqCst);
+    let (state, line) = told("c").await;
+    assert_eq!((state, &line["code"], &line["level"]), (json!("Creating"), &json!("AgentMissing"), &json!("Warning")));
+    assert!(line["message"].as_str().unwrap().contains("towline enable-features"), "{line}");
+    assert_eq!(told("d").await, (json!("Creating"), Value::Null), "one that is offline is waited for");
+    assert_eq!(told("c").await.1, line, "it stays the same");
+    objects(&site, "c", None).await;
+    assert_eq!(told("c").await.1, Value::Null, "it is there");
+
+    site.clock_ms.fetch_add(NOBODY_MS, Ordering::SeqCst);
+    let ended = loop {
+        let answer = site.call("owner", "GET", operation_id(&made).strip_prefix(URL).unwrap(), None).await;
+        if answer.body["status"] != "InProgress" {
+            break answer;
+        }
+        tokio::task::yield_now().await;
+    };
+    assert_eq!(ended.body["error"]["code"], "AgentMissing", "{}", ended.body);
+    assert_eq!(told("c").await.0, "Failed");
+    // It comes back, and goes on.
+    tell(&site, "c", status("c", "web", 1, ObjectState::Succeeded)).await;
+    assert_eq!(told("c").await.0, "Succeeded");
+    assert_eq!(told("d").await.0, "Creating", "48 hours are left");
 }
 
 #[tokio::test]

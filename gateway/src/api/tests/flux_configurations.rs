@@ -8,7 +8,6 @@ use types::agent_api::{
 };
 
 use super::*;
-use crate::control::objects::DUE_MS;
 
 const CONFIGURATIONS: &str = "Microsoft.KubernetesConfiguration/fluxConfigurations";
 const EXTENSIONS: &str = "Microsoft.KubernetesConfiguration/extensions";

@@ -11,8 +11,6 @@ use crate::{
     },
 };
 
-const DUE_MS: i64 = 48 * 3600 * 1000;
-
 /// Work that ends when the cluster has done it, which it never does.
 struct Install;
 

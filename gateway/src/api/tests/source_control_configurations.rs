@@ -4,7 +4,6 @@
 use types::agent_api::{ObjectError, ObjectState, ObjectStatus, ObjectStatuses, Objects, ProtectedQuestion, encode};
 
 use super::{flux_configurations::site, *};
-use crate::control::objects::DUE_MS;
 
 const CONFIGURATIONS: &str = "Microsoft.KubernetesConfiguration/sourceControlConfigurations";
 const VERSIONS: [&str; 5] = ["2021-03-01", "2022-03-01", "2022-07-01", "2022-11-01", "2023-05-01"];

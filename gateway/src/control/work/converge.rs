@@ -5,18 +5,25 @@ use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
 use serde_json::{Value, json};
-use types::agent_api::ObjectState;
+use types::{agent_api::ObjectState, api::ResourceId};
 
 use super::{Step, Work};
 use crate::{
-    control::{Control, objects::Followed},
+    control::{
+        Control,
+        objects::{Followed, NOBODY_MS},
+    },
     object::Object,
-    store::{batch::Batch, operations::Operation, statuses::Told},
+    store::{batch::Batch, operations::Operation, resources::Stored, statuses::Told},
 };
 
 /// The work.
 pub struct Converge;
 
+/// The code of what a cluster has not done in time.
+pub(super) const TIMED_OUT: &str = "OperationTimedOut";
+/// The code of what nobody in the cluster does.
+pub const AGENT_MISSING: &str = "AgentMissing";
 /// The word at `kind` of such work.
 pub const NAME: &str = "converge";
 
@@ -73,34 +80,79 @@ impl Work for Converge {
                     let unsaid = format!("The cluster says that it failed, and not why; see {show}.");
                     Ok(Step::Fails(error(told, kind, &unsaid)))
                 }
-                _ => Ok(Step::Waits(i64::MAX)),
+                _ => nobody(control, operation, &stored).await,
             }
         })
     }
 
     fn gives_up<'a>(&'a self, control: &'a Control, operation: &'a Operation) -> BoxFuture<'a, Result<Batch, String>> {
         Box::pin(async move {
-            failed(control, operation, &late(control, operation)).await?;
+            failed(control, operation, (TIMED_OUT, &late(control, operation))).await?;
             Ok(Batch::default())
         })
     }
 }
 
+/// Waits, and looks once whether anybody in the cluster does it: nobody is to wait for 48 hours for what is switched off
+/// there. The cluster goes on with it all the same.
+async fn nobody(control: &Control, operation: &Operation, stored: &Stored) -> Result<Step, String> {
+    let (now_ms, look_ms) = (control.now_ms(), operation.begun_ms + NOBODY_MS);
+    if now_ms < look_ms {
+        return Ok(Step::Waits(look_ms));
+    }
+    let cluster = ResourceId::parse(&stored.key).map_err(|error| error.to_string())?.parent_key().to_owned();
+    let Some(kind) = control.followed(&stored.kind) else { return Ok(Step::Waits(i64::MAX)) };
+    let Some(why) = control.nobody_follows(&cluster, kind, now_ms) else { return Ok(Step::Waits(i64::MAX)) };
+    failed(control, operation, (AGENT_MISSING, &why)).await?;
+    Ok(Step::Fails(json!({"code": AGENT_MISSING, "message": why})))
+}
+
 fn late(control: &Control, operation: &Operation) -> String {
-    let agent = agent(control, operation);
+    let (agent, within) = (agent(control, operation), within(operation));
     format!(
-        "The cluster has not said within 48 hours that it is done: it is offline, or its {agent} does not run. It goes on with it when it is back."
+        "The cluster has not said within {within} that it is done: it is offline, or its {agent} does not run. It goes on with it when it is back."
     )
 }
 
+/// How long an operation was given, for people.
+pub(super) fn within(operation: &Operation) -> String {
+    let minutes = operation.due_ms.map_or(0, |due| (due - operation.begun_ms) / 60_000);
+    match (minutes / 60, minutes % 60) {
+        (1, 0) => "1 hour".to_owned(),
+        (hours, 0) => format!("{hours} hours"),
+        (_, _) => format!("{minutes} minutes"),
+    }
+}
+
 /// Has a resource say that what an operation wanted has failed, unless the cluster has told something newer.
-pub(super) async fn failed(control: &Control, operation: &Operation, message: &str) -> Result<(), String> {
+pub(super) async fn failed(
+    control: &Control,
+    operation: &Operation,
+    (code, message): (&str, &str),
+) -> Result<(), String> {
     let chain = |error| daemon::chain(&error);
     let old = control.store.told(&operation.resource).await.map_err(chain)?;
     let mut status = old.as_ref().map_or_else(|| json!({}), |old| old.status.clone());
     status["state"] = json!(ObjectState::Failed);
-    status["error"] = json!({"code": "OperationTimedOut", "message": message});
+    status["error"] = json!({"code": code, "message": message});
     let new = Told { generation: generation(operation), told_ms: control.now_ms(), status };
     control.store.keep_told(&operation.resource, &new, |events| events).await.map_err(chain)?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::operations::Status;
+
+    #[test]
+    fn x4_how_long_an_operation_was_given_is_told_in_words() {
+        let of = |minutes: i64| {
+            let (id, resource, status) = (String::new(), String::new(), Status::InProgress);
+            let due_ms = Some(1000 + minutes * 60_000);
+            let (ended_ms, work, error) = (None, Value::Null, None);
+            within(&Operation { id, resource, status, begun_ms: 1000, ended_ms, work, due_ms, error })
+        };
+        assert_eq!([of(48 * 60), of(60), of(30), of(90)], ["48 hours", "1 hour", "30 minutes", "90 minutes"]);
+    }
 }

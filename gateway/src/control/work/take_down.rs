@@ -9,7 +9,7 @@ use types::{agent_api::ObjectState, api::ResourceId};
 
 use super::{
     Step, Work,
-    converge::{agent, error, failed, generation, state},
+    converge::{TIMED_OUT, agent, error, failed, generation, state, within},
 };
 use crate::{
     control::{Control, objects::mark_deleting},
@@ -33,9 +33,9 @@ pub fn work(by: &str, generation: i64) -> Value {
 }
 
 fn late(control: &Control, operation: &Operation) -> String {
-    let agent = agent(control, operation);
+    let (agent, within) = (agent(control, operation), within(operation));
     format!(
-        "The cluster has not said within 48 hours that it is gone from it: it is offline, or its {agent} does not run. Delete it again when the cluster is back, or with forceDelete=true, which leaves behind what is in the cluster while it is offline."
+        "The cluster has not said within {within} that it is gone from it: it is offline, or its {agent} does not run. Delete it again when the cluster is back, or with forceDelete=true, which leaves behind what is in the cluster while it is offline."
     )
 }
 
@@ -93,7 +93,7 @@ impl Work for TakeDown {
 
     fn gives_up<'a>(&'a self, control: &'a Control, operation: &'a Operation) -> BoxFuture<'a, Result<Batch, String>> {
         Box::pin(async move {
-            failed(control, operation, &late(control, operation)).await?;
+            failed(control, operation, (TIMED_OUT, &late(control, operation))).await?;
             let stored = control.store.get(&operation.resource).await.map_err(|error| daemon::chain(&error))?;
             Ok(stored.filter(Stored::is_deleting).map(stays).unwrap_or_default())
         })
