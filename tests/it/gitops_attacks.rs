@@ -335,7 +335,7 @@ fn very_large_file() -> anyhow::Result<()> {
     .concat())?;
     let repository = gitops.server.repository("large")?;
     run(
-        Command::new("truncate").args(["-s", "1G", "large.bin"]).current_dir(&repository.work),
+        Command::new("truncate").args(["-s", "512M", "large.bin"]).current_dir(&repository.work),
         Duration::from_secs(60),
     )?
     .ok()?;

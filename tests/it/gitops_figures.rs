@@ -72,10 +72,10 @@ impl Counter {
     fn start(port: &str) -> anyhow::Result<Self> {
         let chain = |hook: &str, side: &str| {
             format!(
-                "chain {hook} {{ type filter hook {hook} priority 0; udp {side} {port} counter; tcp {side} {port} counter; }}"
+                "chain {hook} {{\n type filter hook {hook} priority 0\n udp {side} {port} counter\n tcp {side} {port} counter\n}}"
             )
         };
-        let table = format!("table inet {TABLE} {{ {} {} }}", chain("input", "dport"), chain("output", "sport"));
+        let table = format!("table inet {TABLE} {{\n{}\n{}\n}}\n", chain("input", "dport"), chain("output", "sport"));
         run(Command::new("nft").arg(&table), Duration::from_secs(10))?.ok()?;
         Ok(Self)
     }
