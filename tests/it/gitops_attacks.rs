@@ -339,6 +339,10 @@ fn very_large_file() -> anyhow::Result<()> {
         Duration::from_secs(60),
     )?
     .ok()?;
+    // Otherwise git looks for deltas of it for minutes, on either side.
+    for folder in [".git", "../large.git"] {
+        repository.git(&[&format!("--git-dir={folder}"), "config", "core.bigFileThreshold", "1m"])?;
+    }
     repository.git(&["config", "core.compression", "1"])?;
     repository.push(&[("apps/web.yaml", Some(&map("large", "hello")))])?;
     let mut properties = gitops.folders(&repository, TEAM, &["apps"]);

@@ -46,21 +46,22 @@ fn push(repository: &Repository, number: usize, greeting: usize) -> anyhow::Resu
     repository.push(&[("apps/maps.yaml", Some(&maps(number, greeting)))])
 }
 
-/// Kilobytes that the processes of the pods of a Deployment hold: pods of the node are processes of this machine.
-fn resident_kib(deployment: &str) -> anyhow::Result<u64> {
-    let mut sum = 0;
+/// Kilobytes that the process of a Deployment holds: pods of the node are processes of this machine, beside those of other
+/// clusters.
+fn resident_kib(gitops: &Gitops, deployment: &str) -> anyhow::Result<u64> {
+    let pods = gitops.admin.ok(&["get", "pods", "-A", "-o", "jsonpath={.items[*].metadata.name}"])?;
+    let pod =
+        pods.split(' ').find(|name| name.starts_with(deployment)).with_context(|| format!("{deployment}: {pods}"))?;
+    let host = format!("HOSTNAME={pod}");
     for entry in std::fs::read_dir("/proc")?.flatten() {
         let environment = std::fs::read(entry.path().join("environ")).unwrap_or_default();
-        let of = format!("HOSTNAME={deployment}-");
-        if !environment.split(|byte| *byte == 0).any(|one| one.starts_with(of.as_bytes())) {
-            continue;
+        if environment.split(|byte| *byte == 0).any(|one| one == host.as_bytes()) {
+            let status = std::fs::read_to_string(entry.path().join("status"))?;
+            let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("no VmRSS")?;
+            return Ok(line.trim().split(' ').next().unwrap_or_default().parse()?);
         }
-        let status = std::fs::read_to_string(entry.path().join("status")).unwrap_or_default();
-        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-        sum += line.and_then(|line| line.trim().split(' ').next()?.parse::<u64>().ok()).unwrap_or(0);
     }
-    ensure!(sum > 0, "no process of {deployment}");
-    Ok(sum)
+    anyhow::bail!("no process of {pod}")
 }
 
 /// Counts the bytes of packets to and from a port of this machine, with their headers, until it is dropped.
@@ -120,7 +121,10 @@ fn figures() -> anyhow::Result<()> {
     }
     times.sort_unstable();
     eprintln!("   push to Compliant, 9 times: {:.1?} to {:.1?}, median {:.1?}", times[0], times[8], times[4]);
-    eprintln!("   fluxconfig-agent with one configuration of one object: {} KiB", resident_kib("fluxconfig-agent")?);
+    eprintln!(
+        "   fluxconfig-agent with one configuration of one object: {} KiB",
+        resident_kib(&gitops, "fluxconfig-agent")?
+    );
 
     let repositories: Vec<_> = (0..CONFIGURATIONS)
         .map(|number| gitops.server.repository(&format!("many{number}")))
@@ -141,9 +145,9 @@ fn figures() -> anyhow::Result<()> {
     }
     let agents = || -> anyhow::Result<[u64; 3]> {
         Ok([
-            resident_kib("fluxconfig-agent")?,
-            resident_kib("source-controller")?,
-            resident_kib("kustomize-controller")?,
+            resident_kib(&gitops, "fluxconfig-agent")?,
+            resident_kib(&gitops, "source-controller")?,
+            resident_kib(&gitops, "kustomize-controller")?,
         ])
     };
     let [agent, source, kustomize] = agents()?;
@@ -166,7 +170,7 @@ fn figures() -> anyhow::Result<()> {
         begin.elapsed(),
         hour / 1024.0
     );
-    eprintln!("   fluxconfig-agent after that: {} KiB", resident_kib("fluxconfig-agent")?);
+    eprintln!("   fluxconfig-agent after that: {} KiB", resident_kib(&gitops, "fluxconfig-agent")?);
     for number in 0..CONFIGURATIONS {
         gitops.call("DELETE", "fluxConfigurations", &format!("many{number}"), &serde_json::Value::Null)?;
     }
