@@ -17,9 +17,9 @@ use base64::{Engine, engine::general_purpose::STANDARD as BASE64};
 use libtest_mimic::Trial;
 use serde_json::Value;
 use tests::{
-    case::{Needs, full, installs},
+    case::{Needs, installs},
     cluster::cluster,
-    git::{CREDENTIALS, Redirector, Repository},
+    git::{Redirector, Repository},
     programs::{eventually, run},
     tls,
 };
@@ -36,19 +36,11 @@ const OTHER_HOST: &str = "198.51.100.77";
 const TEAM: (&str, &str) = ("namespace", "team");
 
 pub fn tests() -> Vec<Trial> {
-    let mut trials = vec![installs(
+    vec![installs(
         "gitops_attacks::attack_th40_th41_th42_th43_th44_th46_repositories_and_tenants_stay_within_their_bounds",
         Needs::Pods,
         all,
-    )];
-    if full() {
-        trials.push(installs(
-            "gitops_attacks::attack_th44_very_large_file_is_said_and_other_sources_come_back",
-            Needs::Pods,
-            very_large_file,
-        ));
-    }
-    trials
+    )]
 }
 
 /// Each attempt begins before the first is looked at: all wait for the same intervals.
@@ -321,43 +313,4 @@ fn attack_th44_repository_that_is_too_large_is_said_and_harms_no_other(gitops: &
     gitops.put("large", &gitops.folders(&repository, TEAM, &["apps"]))?;
     let refusals = vec![("large".to_owned(), "no space left on device")];
     Ok(Attempt { name: "large", refusals })
-}
-
-/// One file that is larger than the memory of source-controller, although it is small on the way: source-controller reads
-/// a file as a whole, and ends. It is said of the configuration, and others go on once it is gone.
-fn very_large_file() -> anyhow::Result<()> {
-    let gitops = Gitops::start("gitops-large-file", &[])?;
-    let create = ["extension", "create", "-g", GROUP, "-c", "c1", "-n", "flux", "--type", "microsoft.flux"];
-    gitops.site.ok(&[
-        &create[..],
-        &["--set", "source-controller.resources.limits.memory=256Mi", "--set", "source-controller.workSize=64Mi"],
-    ]
-    .concat())?;
-    let repository = gitops.server.repository("large")?;
-    run(
-        Command::new("truncate").args(["-s", "512M", "large.bin"]).current_dir(&repository.work),
-        Duration::from_secs(60),
-    )?
-    .ok()?;
-    // Otherwise git looks for deltas of it for minutes, on either side.
-    for folder in [".git", "../large.git"] {
-        repository.git(&[&format!("--git-dir={folder}"), "config", "core.bigFileThreshold", "1m"])?;
-    }
-    repository.git(&["config", "core.compression", "1"])?;
-    repository.push(&[("apps/web.yaml", Some(&map("large", "hello")))])?;
-    let mut properties = gitops.folders(&repository, TEAM, &["apps"]);
-    properties["gitRepository"]["timeoutInSeconds"] = 60.into();
-    gitops.put("large", &properties)?;
-    let shown = gitops.await_shown("large", "is said to be too large", FIRST, |shown| {
-        shown["complianceState"] == "Non-Compliant" && shown["errorMessage"].to_string().contains("source-controller")
-    })?;
-    ensure!(!shown.to_string().contains(CREDENTIALS.1), "{shown:#}");
-    gitops.call("DELETE", "fluxConfigurations", "large", &Value::Null)?;
-    let good = gitops.server.repository("good")?;
-    let commit = good.push(&[("apps/web.yaml", Some(&map("web", "hello")))])?;
-    gitops.put("good", &gitops.folders(&good, TEAM, &["apps"]))?;
-    gitops.await_compliant("good", &commit, FIRST)?;
-    gitops.delete("good")?;
-    gitops.delete("large")?;
-    gitops.end()
 }
