@@ -3,6 +3,7 @@
 
 use std::{
     path::PathBuf,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -10,6 +11,7 @@ use anyhow::{Context, ensure};
 use libtest_mimic::Trial;
 use serde_json::{Value, json};
 use tests::{
+    apiserver::{Apiserver, Connection, Received, answer},
     case::{Needs, installs},
     cluster::cluster,
     kubectl::Kubectl,
@@ -27,6 +29,7 @@ pub fn tests() -> Vec<Trial> {
     vec![
         installs("extensions::e1_chart_is_installed_upgraded_repaired_and_removed", Needs::Pods, life),
         installs("extensions::e9_failure_names_its_cause_and_what_to_do", Needs::Pods, failures),
+        installs("extensions::e9_e12_causes_outside_of_the_chart_are_told", Needs::Pods, causes),
         installs("extensions::e1_killed_agent_leaves_no_release_pending", Needs::Pods, killed),
         installs("extensions::i12_extension_of_a_namespace_has_rights_there_alone", Needs::Pods, namespaced),
     ]
@@ -365,6 +368,161 @@ fn failures() -> anyhow::Result<()> {
     site.put("place", &of("web", "default", json!({})))?;
     failed("place", "NamespaceNotAllowed", &["default", "the agents' own"])?;
     site.delete("place")?;
+    site.nothing_left()
+}
+
+const NOWHERE: &str = "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: \"{{ .Release.Name }}\"}\n\
+    spec:\n  selector: {matchLabels: {app: x}}\n  template:\n    metadata: {labels: {app: x}}\n\
+    \x20   spec: {nodeSelector: {towline.test/none: here}, containers: [{name: main, image: \"towline.test/busybox:1\"}]}\n";
+const FIXED: &str = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: \"{{ .Release.Name }}-fixed\"}\nimmutable: true\n\
+    data: {greeting: {{ .Values.greeting | quote }}}\n";
+const MANY: &str = "{{- range until 400 }}\n---\napiVersion: v1\nkind: ConfigMap\nmetadata: {name: \"many-{{ . }}\", labels: {of: many}}\n{{- end }}\n";
+const NEWER: &str = "apiVersion: v2\nname: newer\nversion: 1.0.0\ntype: application\nkubeVersion: \">=9.0.0\"\n";
+
+/// An admission webhook that refuses everything.
+fn refuses(request: &Received, io: &mut Connection) -> anyhow::Result<bool> {
+    let review: Value = serde_json::from_slice(&request.body)?;
+    let status = json!({"message": "the colour of greetings is blue"});
+    let response = json!({"uid": review["request"]["uid"], "allowed": false, "status": status});
+    let review = json!({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": response});
+    answer(io, "200 OK", review.to_string().as_bytes())
+}
+
+/// What the chart cannot help: each is told with its cause and what to do, and what works beside it works.
+fn causes() -> anyhow::Result<()> {
+    let catalogue = Catalogue::new("extensions-causes-catalogue")?;
+    let several = ["--multiple-instances"];
+    for (name, files) in [
+        ("nowhere", &[("templates/pod.yaml", NOWHERE)][..]),
+        ("fixed", &[("values.yaml", VALUES), ("templates/fixed.yaml", FIXED)]),
+        ("things", &[("templates/things.yaml", CRD)]),
+        ("many", &[("templates/many.yaml", MANY)]),
+        ("newer", &[("Chart.yaml", NEWER)]),
+    ] {
+        catalogue.add(&Chart { name, version: "1.0.0", files }, &several)?;
+    }
+    catalogue.sign()?;
+    let site = Site::start("extensions-causes", catalogue)?;
+    let admin = &site.admin;
+    let put = |name: &str, kind: &str, more: Value| {
+        let mut wanted = json!({
+            "extensionType": format!("example.{kind}"), "scope": {"cluster": {"releaseNamespace": name}},
+        });
+        if let (Some(wanted), Value::Object(more)) = (wanted.as_object_mut(), more) {
+            wanted.extend(more);
+        }
+        site.put(name, &wanted)
+    };
+    let failed = |name: &str, code: &str, parts: &[&str]| -> anyhow::Result<()> {
+        let shown = site.await_state(name, "Failed")?;
+        let message = shown["errorInfo"]["message"].as_str().unwrap_or_default();
+        ensure!(shown["errorInfo"]["code"] == code, "{name}: {shown:#}");
+        for part in parts {
+            ensure!(message.contains(part), "{name}: {part} in {message}");
+        }
+        Ok(())
+    };
+
+    // A chart of 400 objects takes no longer than others may; it goes as a whole.
+    put("many", "many", json!({}))?;
+    site.await_state("many", "Succeeded")?;
+    let count = |namespace: &str| -> anyhow::Result<usize> {
+        Ok(admin.ok(&["-n", namespace, "get", "configmaps", "-l", "of=many", "-o", "name"])?.lines().count())
+    };
+    ensure!(count("many")? == 400, "{}", count("many")?);
+    site.delete("many")?;
+
+    put("nowhere", "nowhere", json!({}))?;
+    failed("nowhere", "Unschedulable", &["Pod nowhere/nowhere-", "nodes are available", "What to do: add nodes"])?;
+    site.delete("nowhere")?;
+
+    let webhook = Apiserver::start(&scratch("extensions-causes-webhook"), true, Arc::new(refuses))?;
+    let known: Value = serde_json::from_slice(&std::fs::read(&webhook.kubeconfig)?)?;
+    let known = &known["clusters"][0]["cluster"];
+    let hook = |url: &str| {
+        json!({
+            "apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingWebhookConfiguration",
+            "metadata": {"name": "towline-test-colours"},
+            "webhooks": [{
+                "name": "colours.towline.test", "admissionReviewVersions": ["v1"], "sideEffects": "None",
+                "failurePolicy": "Fail", "timeoutSeconds": 5,
+                "clientConfig": {"url": url, "caBundle": known["certificate-authority-data"]},
+                "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "refused"}},
+                "rules": [{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["configmaps"]}],
+            }],
+        })
+        .to_string()
+    };
+    let url = known["server"].as_str().context("no server")?;
+    admin.ok(&["create", "namespace", "refused"])?;
+    let is_hooked = |text: &str| -> anyhow::Result<()> {
+        eventually("the apiserver knows the webhook", Duration::from_secs(30), || {
+            let tried = admin.run(&["-n", "refused", "create", "configmap", "tried", "--dry-run=server"])?;
+            Ok(tried.code != Some(0) && tried.err.contains(text))
+        })
+        .map(drop)
+    };
+    admin.apply(&hook(url))?;
+    is_hooked("blue")?;
+    put("refused", "fixed", json!({}))?;
+    failed(
+        "refused",
+        "AdmissionRefused",
+        &["colours.towline.test", "the colour of greetings is blue", "What to do: the webhook"],
+    )?;
+    site.delete("refused")?;
+    admin.apply(&hook("https://127.0.0.1:1/"))?;
+    is_hooked("failed calling webhook")?;
+    put("refused", "fixed", json!({}))?;
+    failed("refused", "WebhookFailed", &["colours.towline.test", "connection refused", "What to do: the webhook"])?;
+    site.delete("refused")?;
+    admin.ok(&["delete", "validatingwebhookconfiguration", "towline-test-colours"])?;
+    admin.ok(&["delete", "namespace", "refused"])?;
+
+    admin.apply(CRD)?;
+    put("things", "things", json!({}))?;
+    failed("things", "ObjectInUse", &["things.extensions.example.org", "What to do: the object that is named"])?;
+    site.delete("things")?;
+    ensure!(
+        !site.field("", "crd/things.extensions.example.org", "{.metadata.name}")?.is_empty(),
+        "it is not taken over"
+    );
+    admin.ok(&["delete", "crd", "things.extensions.example.org"])?;
+
+    put("fixed", "fixed", json!({}))?;
+    site.await_state("fixed", "Succeeded")?;
+    put("fixed", "fixed", json!({"configurationSettings": {"greeting": "other"}}))?;
+    failed("fixed", "ImmutableField", &["fixed-fixed", "immutable", "What to do: the new version changes"])?;
+    ensure!(site.field("fixed", "configmap/fixed-fixed", "{.data.greeting}")? == "hello", "as it was");
+    site.delete("fixed")?;
+
+    put("newer", "newer", json!({"version": "1.0.0"}))?;
+    failed("newer", "VersionNotSupported", &["1.0.0", "9.0.0", "the cluster has"])?;
+    site.delete("newer")?;
+
+    admin.ok(&["create", "namespace", "ending"])?;
+    admin.apply(
+        "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: keeps, namespace: ending, finalizers: [towline.test/keeps]}\n",
+    )?;
+    admin.ok(&["delete", "namespace", "ending", "--wait=false"])?;
+    put("ending", "fixed", json!({}))?;
+    // It passes by itself, so that it is waited for.
+    eventually("what keeps the namespace is told", Duration::from_secs(60), || {
+        let told = site.call("GET", "ending", &Value::Null)?["properties"]["statuses"].to_string();
+        Ok(told.contains("NamespaceTerminating") && told.contains("what keeps it"))
+    })?;
+    admin.ok(&[
+        "-n",
+        "ending",
+        "patch",
+        "configmap",
+        "keeps",
+        "--type=merge",
+        "-p",
+        "{\"metadata\":{\"finalizers\":null}}",
+    ])?;
+    site.await_state("ending", "Succeeded")?;
+    site.delete("ending")?;
     site.nothing_left()
 }
 
