@@ -14,7 +14,10 @@ use auth::rbac::{
     role::built_in,
     snapshot::{Document, RawAssignment, bytes_of, is_built_in, is_told},
 };
-use types::ids::{ClusterId, ClusterKey};
+use types::{
+    api::ResourceId,
+    ids::{ClusterId, ClusterKey},
+};
 
 use crate::{
     cluster::{Agents, Cluster, ClusterRef, wanted::Wanted},
@@ -33,6 +36,10 @@ pub struct Directory {
     /// Custom definitions by GUID. Two of one GUID can only have been written at the same moment; then neither gives
     /// anything.
     roles: HashMap<String, Vec<Definition>>,
+    /// Identities by their object ids: the cluster that each is of, or is an extension of.
+    identities: Shards<String, ClusterKey>,
+    /// Object ids of extensions' identities, by the key of the extension.
+    of_extension: Shards<String, (String, ClusterKey)>,
     /// Assignments by key: a role that changes, comes or goes changes what they give.
     assignments: Shards<String, Assigned>,
     /// Their keys by the cluster that they are at or below, else by their scope; and by their role.
@@ -123,6 +130,8 @@ pub enum Decides {
     Roles(fn(&Stored) -> Option<Definition>),
     /// Each gives a role to somebody; `None`: it cannot be read, and gives nothing.
     Assignments(fn(&Stored) -> Option<Assigned>),
+    /// Each is below a cluster and may have an identity of its own: its object id.
+    Identities(fn(&Stored) -> Option<String>),
 }
 
 /// The kinds of resources that decisions look at, by their full types.
@@ -249,6 +258,11 @@ impl Directory {
                 self.decided.everywhere(stored.revision);
             }
             Some(Decides::Assignments(read)) => self.put_assignment(stored, read(stored)),
+            Some(Decides::Identities(read)) => {
+                let identity = read(stored).filter(|_| !stored.is_deleting());
+                let cluster = parent_cluster(stored).filter(|id| self.is_within(id));
+                self.identify(&stored.key, identity.zip(cluster));
+            }
             None => {}
         }
     }
@@ -263,7 +277,14 @@ impl Directory {
                 if known.is_none_or(|known| known.wanted.azure_rbac != wanted.azure_rbac) {
                     self.decided.at(&stored.key, stored.revision);
                 }
+                let former = known.and_then(|known| known.agents.principal()).map(str::to_owned);
                 if known.is_none_or(|known| known.agents != agents || known.wanted != wanted) {
+                    if former.as_deref() != agents.principal() {
+                        self.forget_identity(former.as_deref(), &id.key());
+                        if let Some(principal) = agents.principal() {
+                            self.identities.insert(principal.to_owned(), id.key());
+                        }
+                    }
                     self.clusters.insert(id.key(), Cluster::of(id, agents, wanted));
                 }
             }
@@ -288,7 +309,9 @@ impl Directory {
         self.decided.at(key, revision);
         let removed = self.clusters.remove(&id.key());
         if let Some(principal) = removed.as_ref().and_then(|removed| removed.agents.principal()) {
-            self.note_deleted(principal.to_owned());
+            let principal = principal.to_owned();
+            self.forget_identity(Some(&principal), &id.key());
+            self.note_deleted(principal);
         }
     }
 
@@ -314,7 +337,25 @@ impl Directory {
                 self.decided_by(key, revision);
                 self.forget(key);
             }
+            Some(Decides::Identities(_)) => self.identify(key, None),
             None => {}
+        }
+    }
+
+    /// The extension of a key has this identity from now on, or none.
+    fn identify(&mut self, key: &str, identity: Option<(String, ClusterId)>) {
+        if let Some((former, cluster)) = self.of_extension.remove(key) {
+            self.forget_identity(Some(&former), &cluster);
+        }
+        if let Some((principal, cluster)) = identity {
+            self.identities.insert(principal.clone(), cluster.key());
+            self.of_extension.insert(key.to_owned(), (principal, cluster.key()));
+        }
+    }
+
+    fn forget_identity(&mut self, principal: Option<&str>, of: &ClusterKey) {
+        if let Some(principal) = principal.filter(|principal| self.identities.get(*principal) == Some(of)) {
+            self.identities.remove(principal);
         }
     }
 
@@ -444,9 +485,9 @@ impl Directory {
         self.clusters.get(key)
     }
 
-    /// The cluster whose identity has this object id.
+    /// The cluster whose identity has this object id, or that of an extension in it.
     pub fn of_identity(&self, id: &str) -> Option<&ClusterRef> {
-        self.clusters.values().find(|cluster| cluster.agents.principal() == Some(id))
+        self.clusters.get(self.identities.get(id)?)
     }
 
     /// How many clusters there are.
@@ -560,6 +601,11 @@ fn place(scope: &Scope) -> Box<str> {
     cluster.unwrap_or(scope.as_str()).into()
 }
 
+/// The cluster that a resource is below.
+fn parent_cluster(stored: &Stored) -> Option<ClusterId> {
+    ResourceId::parse(&stored.id).ok()?.parent_text().parse().ok()
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::{Value, json};
@@ -617,6 +663,47 @@ mod tests {
         let Change::Put(gone) = assigned(b.as_str(), 0) else { unreachable!("made as one") };
         directory.apply(&[Change::Deleted { key: gone.key, kind: gone.kind, revision: 8 }]);
         assert_eq!((about(&directory), directory.decided()), ([7, 8], 8));
+    }
+
+    #[test]
+    fn e11_an_extensions_identity_is_in_force_while_it_and_its_cluster_are_there() {
+        use crate::resources::extension;
+        let mut directory = Directory::new(crate::resources::deciding(), &[]);
+        let cluster = |name: &str, state: &str, revision| {
+            let body = json!({"identity": {"principalId": name}, "properties": {"provisioningState": state}});
+            put(connected_cluster::NAME, id(name).as_str(), revision, body)
+        };
+        let at = |name: &str| format!("{}/providers/{}/{name}", id("a").as_str(), extension::NAME);
+        let extension = |name: &str, state: &str, revision| {
+            let body =
+                json!({"identity": {"principalId": format!("of {name}")}, "properties": {"provisioningState": state}});
+            put(extension::NAME, &at(name), revision, body)
+        };
+        let of = |directory: &Directory, identity: &str| Some(directory.of_identity(identity)?.id.name().to_owned());
+        directory.apply(&[extension("web", "Succeeded", 1)]);
+        assert_eq!(of(&directory, "of web"), None, "there is no such cluster");
+        directory.apply(&[cluster("a", "Succeeded", 2), cluster("b", "Succeeded", 3)]);
+        for (identity, cluster) in [("a", "a"), ("b", "b"), ("of web", "a")] {
+            assert_eq!(of(&directory, identity).as_deref(), Some(cluster));
+        }
+        assert_eq!((of(&directory, ""), of(&directory, "of others")), (None, None));
+        // Without an identity; another one after it was made again; on its way out; gone.
+        directory.apply(&[put(extension::NAME, &at("web"), 4, json!({"properties": {}}))]);
+        assert_eq!(of(&directory, "of web"), None);
+        directory.apply(&[extension("web", "Succeeded", 5), extension("db", "Succeeded", 6)]);
+        assert!(of(&directory, "of web").is_some() && of(&directory, "of db").is_some());
+        directory.apply(&[extension("web", "Deleting", 7)]);
+        assert_eq!(of(&directory, "of web"), None);
+        let gone = |name: &str, kind: &str, revision| Change::Deleted {
+            key: name.to_ascii_lowercase(),
+            kind: kind.to_ascii_lowercase(),
+            revision,
+        };
+        directory.apply(&[gone(&at("db"), extension::NAME, 8)]);
+        assert_eq!(of(&directory, "of db"), None);
+        directory.apply(&[extension("db", "Succeeded", 9), gone(id("a").as_str(), connected_cluster::NAME, 10)]);
+        assert_eq!((of(&directory, "of db"), of(&directory, "a")), (None, None));
+        assert!(of(&directory, "b").is_some());
     }
 
     #[test]

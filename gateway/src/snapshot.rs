@@ -99,7 +99,7 @@ impl Snapshot {
         if self.is_configured(key) { None } else { self.directory.cluster(key) }
     }
 
-    /// Whether an object id is that of a cluster's identity.
+    /// Whether an object id is that of the identity of a cluster, or of an extension in one.
     pub fn is_identity(&self, id: &str) -> bool {
         self.directory.of_identity(id).is_some_and(|cluster| !self.is_configured(&cluster.key))
     }

@@ -48,7 +48,7 @@ fn tokens() -> anyhow::Result<()> {
     let backup = token("towline.io/identity")?;
     let mut given = Value::Null;
     eventually("a token is given", Duration::from_secs(30), || {
-        let (status, body) = ask(&backup, &audience)?;
+        let (status, body) = ask(&backup, &json!({ "audience": audience }))?;
         given = body;
         Ok(status == 200)
     })
@@ -70,7 +70,7 @@ fn tokens() -> anyhow::Result<()> {
         (&token("https://kubernetes.default.svc")?, &audience, 401, "Unauthenticated"),
         ("nobody", &audience, 401, "Unauthenticated"),
     ] {
-        let (found, body) = ask(shown, wanted)?;
+        let (found, body) = ask(shown, &json!({ "audience": wanted }))?;
         ensure!(found == status && body["error"]["code"] == code, "{wanted}: {found} {body}");
     }
 
@@ -78,6 +78,54 @@ fn tokens() -> anyhow::Result<()> {
     site.ok(&["delete", "-n", "c1", "-g", "edge", "-y"])?;
     let left = admin.run(&["get", "namespace", NAMESPACE])?;
     ensure!(left.code != Some(0), "the namespace is still there: {left:?}");
+    Ok(())
+}
+
+/// Asks for tokens of an extension's identity as a service account of its chart, as the namespace's default one, and as
+/// one of another namespace; and shows the token at the gateway, where a role assignment counts for it.
+pub fn extension_tokens(
+    site: &Site,
+    cluster_id: &str,
+    principal: &Value,
+    extension: &str,
+    (namespace, account): (&str, &str),
+) -> anyhow::Result<()> {
+    let admin = cluster().admin();
+    let token = |namespace: &str, account: &str| -> anyhow::Result<String> {
+        let made = admin
+            .ok(&["-n", namespace, "create", "token", account, "--audience", "towline.io/identity"])?
+            .trim()
+            .to_owned();
+        note_secret(&made)?;
+        Ok(made)
+    };
+    let url = site.stack.text("url");
+    let ask = asker(site)?;
+    let wanted = |extension: &str| json!({"audience": url.trim_end_matches('/'), "extension": extension});
+    let (mut given, own) = (Value::Null, token(namespace, account)?);
+    eventually("a token of the extension is given", Duration::from_secs(60), || {
+        let (status, body) = ask(&own, &wanted(extension))?;
+        given = body;
+        Ok(status == 200)
+    })
+    .with_context(|| given.to_string())?;
+    let text = given["access_token"].as_str().context("no token")?;
+    note_secret(text)?;
+    let claims = URL_SAFE_NO_PAD.decode(text.split('.').nth(1).context("no JWT")?)?;
+    let claims: Value = serde_json::from_slice(&claims)?;
+    ensure!(claims["oid"] == *principal && principal.is_string(), "{claims} {principal}");
+    for (namespace, account, extension) in
+        [(namespace, "default", extension), ("default", "default", extension), (namespace, account, "another")]
+    {
+        let (status, body) = ask(&token(namespace, account)?, &wanted(extension))?;
+        ensure!(status == 403 && body["error"]["code"] == "Forbidden", "{namespace}/{account}: {status} {body}");
+    }
+    let path = format!("{cluster_id}?api-version=2024-01-01");
+    let seen = || anyhow::Ok(call(&site.stack, text, "GET", &path, &Value::Null)?.status);
+    ensure!(seen()? == 403, "{}", seen()?);
+    let principal = principal.as_str().unwrap_or_default();
+    site.ok(&["role", "assignment", "create", "--assignee", principal, "--role", "Reader", "--scope", cluster_id])?;
+    ensure!(seen()? == 200, "{}", seen()?);
     Ok(())
 }
 
@@ -96,7 +144,7 @@ fn rights(audience: &str) -> String {
 
 /// Asks for a token through the Service, with what the ConfigMap says is to be trusted, which any service account may
 /// read.
-fn asker(site: &Site) -> anyhow::Result<impl Fn(&str, &str) -> anyhow::Result<(u16, Value)>> {
+fn asker(site: &Site) -> anyhow::Result<impl Fn(&str, &Value) -> anyhow::Result<(u16, Value)>> {
     let admin = cluster().admin();
     let anybody = "system:serviceaccount:default:default";
     let groups = ["--as-group", "system:serviceaccounts", "--as-group", "system:authenticated"];
@@ -111,12 +159,12 @@ fn asker(site: &Site) -> anyhow::Result<impl Fn(&str, &str) -> anyhow::Result<(u
     let service = ["-n", NAMESPACE, "get", "service", "cluster-identity", "-o", "jsonpath={.spec.clusterIP}"];
     let address = admin.ok(&service)?.trim().to_owned();
     let resolve = format!("cluster-identity.{NAMESPACE}.svc:443:{address}");
-    Ok(move |token: &str, audience: &str| {
+    Ok(move |token: &str, asked: &Value| {
         let mut curl = Command::new("curl");
         curl.args(["--silent", "--show-error", "--max-time", "30", "--noproxy", "*", "--write-out", "\n%{http_code}"]);
         curl.args(["--resolve", &resolve, "--cacert"]).arg(&file);
         curl.args(["--header", &format!("Authorization: Bearer {token}")]);
-        curl.args(["--data", &json!({ "audience": audience }).to_string()]);
+        curl.args(["--data", &asked.to_string()]);
         curl.arg(format!("https://cluster-identity.{NAMESPACE}.svc/v1/token"));
         let answer = run(&mut curl, Duration::from_secs(60))?;
         let text = answer.ok()?;

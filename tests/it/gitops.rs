@@ -23,6 +23,7 @@ use tests::{
 };
 
 use crate::{
+    agents,
     chart::load_image,
     connect::{CLUSTERS, GROUP, Site, call, group, pods, token, with_pods_and},
 };
@@ -122,6 +123,18 @@ impl Gitops {
             return Ok(Value::Null);
         }
         Ok(serde_json::from_str(&text)?)
+    }
+
+    /// E11: the service account of Flux's source-controller, which the chart made, gets tokens of the extension's identity,
+    /// and no other account does.
+    fn acts_at_the_gateway(&self) -> anyhow::Result<()> {
+        let shown = self.call("GET", "extensions", "flux", &Value::Null)?;
+        let kept = |name: &str| shown["properties"][name].clone();
+        let properties = json!({"extensionType": kept("extensionType"), "scope": kept("scope")});
+        let body = json!({"identity": {"type": "SystemAssigned"}, "properties": properties});
+        let principal = self.call("PUT", "extensions", "flux", &body)?["identity"]["principalId"].clone();
+        let role = format!("{}/{CLUSTERS}/c1", group(&self.site.stack));
+        agents::extension_tokens(&self.site, &role, &principal, "flux", ("flux-system", "source-controller"))
     }
 
     pub fn put(&self, name: &str, properties: &Value) -> anyhow::Result<()> {
@@ -416,6 +429,7 @@ fn namespaced() -> anyhow::Result<()> {
     gitops.admin.ok(&["-n", "team", "delete", "kustomization", "greedy"])?;
     let fixed = repository.push(&[("apps/greedy.yaml", None)])?;
     gitops.await_compliant("team", &fixed, SOON)?;
+    gitops.acts_at_the_gateway()?;
     gitops.delete("team")?;
     gitops.end()
 }

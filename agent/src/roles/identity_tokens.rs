@@ -1,7 +1,8 @@
 //! Tokens of the cluster's identity for what else runs in the cluster: extensions and other agents ask over
 //! HTTPS, the gateway gives them, short-lived and for one audience. `kubectl create token`-like service-account tokens
 //! of audience [`ask::AUDIENCE`] say who asks; the cluster's own RBAC says who may: `create` on
-//! `identitytokens.towline.io` of the agents' namespace, the name being the audience.
+//! `identitytokens.towline.io` of the agents' namespace, the name being the audience. With `"extension": "<name>"` the
+//! token is of that extension's identity (E11), and who may is a service account of its release.
 //!
 //! ```text
 //! POST /v1/token          Authorization: Bearer <service-account token>      {"audience": "https://gateway.example.org"}

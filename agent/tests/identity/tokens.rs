@@ -59,6 +59,8 @@ struct Known {
     asked: watch::Sender<usize>,
     /// Whether slow ones end.
     released: watch::Sender<bool>,
+    /// The object id of the identity that the extension `shop` has.
+    identity: Arc<Mutex<String>>,
 }
 
 impl Reviews for Known {
@@ -79,6 +81,15 @@ impl Reviews for Known {
     fn may<'a>(&'a self, caller: &'a Caller, audience: &'a str) -> BoxFuture<'a, Result<bool, String>> {
         assert_eq!(caller.user, "system:serviceaccount:apps:backup");
         Box::pin(async move { Ok(audience == AUDIENCE || audience == "unknown") })
+    }
+
+    fn of_extension<'a>(
+        &'a self,
+        caller: &'a Caller,
+        extension: &'a str,
+    ) -> BoxFuture<'a, Result<Option<String>, String>> {
+        assert_eq!(caller.user, "system:serviceaccount:apps:backup");
+        Box::pin(async move { Ok((extension == "shop").then(|| self.identity.lock().unwrap().clone())) })
     }
 }
 
@@ -142,7 +153,7 @@ impl World {
         let count = asked.clone();
         let answer: Answer = Box::new(move |path, body| {
             assert_eq!(path, paths::TOKEN);
-            let TokenRequest { audience } = serde_json::from_slice(body).unwrap();
+            let TokenRequest { audience, extension } = serde_json::from_slice(body).unwrap();
             if audience == "unknown" {
                 return (StatusCode::BAD_REQUEST, HeaderMap::new(), refusal("InvalidAudience"));
             }
@@ -151,7 +162,7 @@ impl World {
                 return (StatusCode::TOO_MANY_REQUESTS, headers, refusal("TooManyRequests"));
             }
             let number = count.fetch_add(1, Ordering::SeqCst);
-            let claims = URL_SAFE_NO_PAD.encode(json!({"iat": 1000, "exp": 4600}).to_string());
+            let claims = URL_SAFE_NO_PAD.encode(json!({"iat": 1000, "exp": 4600, "of": extension}).to_string());
             let token = Token { token: format!("h.{claims}.{number}"), expires_on: 4600 };
             (StatusCode::OK, HeaderMap::new(), serde_json::to_vec(&token).unwrap())
         });
@@ -172,8 +183,12 @@ impl World {
             current: Mutex::default(),
         };
         let api = AgentApi::new(current.subscribe());
-        let known =
-            Known { answers: answers.clone(), asked: watch::Sender::new(0), released: watch::Sender::new(false) };
+        let known = Known {
+            answers: answers.clone(),
+            asked: watch::Sender::new(0),
+            released: watch::Sender::new(false),
+            identity: Arc::default(),
+        };
         let mut desk = Desk::new(Box::new(known.clone()), api, identities.clone(), status.clone(), health.clone());
         // However slow this machine is.
         desk.refusals = Refusals::remembered_for(Duration::from_secs(3600));
@@ -296,6 +311,35 @@ async fn r9_who_may_not_or_asks_wrongly_is_told_what_to_do() {
     refused(request("GET", "/v1/token", Some(GOOD), ""), 405, "MethodNotAllowed", "POST").await;
     refused(request("POST", "/metadata/identity", Some(GOOD), &good), 404, "NotFound", "/v1/token").await;
     assert_eq!(world.asked.load(Ordering::SeqCst), 0, "nothing of it reached the gateway");
+    world.end().await;
+}
+
+/// The cluster's identity is not needed for that, and its tokens are others.
+#[tokio::test]
+async fn e11_service_accounts_of_an_extension_get_tokens_of_its_identity_alone() {
+    let world = World::ready().await;
+    let ask = async |extension: &str| {
+        let body = json!({ "audience": AUDIENCE, "extension": extension }).to_string();
+        world.send(request("POST", "/v1/token", Some(GOOD), &body)).await.unwrap()
+    };
+    let of = |token: &Value| {
+        let claims = token["access_token"].as_str().unwrap().split('.').nth(1).unwrap().to_owned();
+        serde_json::from_slice::<Value>(&URL_SAFE_NO_PAD.decode(claims).unwrap()).unwrap()["of"].clone()
+    };
+    let (status, _, shop) = ask("shop").await;
+    assert_eq!((status, of(&shop)), (StatusCode::OK, json!("shop")));
+    assert_eq!(ask("shop").await.2["access_token"], shop["access_token"], "it is asked for once");
+    let (_, _, cluster) = world.ask(GOOD, AUDIENCE).await;
+    assert_eq!(of(&cluster), Value::Null);
+    // It was deleted and made again: its old identity's token is not given any more.
+    "another".clone_into(&mut world.known.identity.lock().unwrap());
+    assert_ne!(ask("shop").await.2["access_token"], shop["access_token"]);
+    let (status, _, body) = ask("other").await;
+    assert_eq!((status, &body["error"]["code"]), (StatusCode::FORBIDDEN, &json!("Forbidden")), "{body}");
+    for bad in ["", "..", "a/b", "Shop"] {
+        let (status, _, body) = ask(bad).await;
+        assert_eq!((status, &body["error"]["code"]), (StatusCode::BAD_REQUEST, &json!("InvalidRequest")), "{body}");
+    }
     world.end().await;
 }
 

@@ -57,7 +57,8 @@ pub fn rights(values: &Values, namespace: &str) -> Vec<Value> {
     all
 }
 
-/// What the controller-manager reads of the cluster, and asks the apiserver of who wants tokens.
+/// What the controller-manager reads of the cluster, and asks the apiserver of who wants tokens: of an extension's
+/// identity, a service account that its chart made.
 fn facts(values: &Values) -> Value {
     let mut rules = vec![
         json!({"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "list"]}),
@@ -67,6 +68,9 @@ fn facts(values: &Values) -> Value {
         let create = |group: &str, kind: &str| json!({"apiGroups": [group], "resources": [kind], "verbs": ["create"]});
         rules.push(create("authentication.k8s.io", "tokenreviews"));
         rules.push(create("authorization.k8s.io", "subjectaccessreviews"));
+    }
+    if values.identity_tokens.enabled && values.extensions.enabled {
+        rules.push(json!({"apiGroups": [""], "resources": ["serviceaccounts"], "verbs": ["get"]}));
     }
     rules.into()
 }
@@ -83,6 +87,9 @@ fn keeping(values: &Values) -> Value {
                           "verbs": ["get", "patch"]}));
         rules.push(json!({"apiGroups": [""], "resources": ["configmaps"], "resourceNames": [SERVING_CA],
                           "verbs": ["patch"]}));
+    }
+    if values.identity_tokens.enabled && values.extensions.enabled {
+        rules.push(json!({"apiGroups": ["towline.io"], "resources": ["extensionconfigs"], "verbs": ["get"]}));
     }
     rules.extend([json!({"apiGroups": ["towline.io"], "resources": ["connectedclusters", "connectedclusters/status"],
                "verbs": ["get", "list", "watch", "create", "update", "patch"]})]);

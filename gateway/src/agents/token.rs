@@ -1,32 +1,58 @@
-//! Tokens of a cluster's identity: short-lived, for one audience, for whatever runs in the cluster and may
-//! ask its agent. What they may at the gateway's own API is for role assignments to the identity's object id to say.
+//! Tokens of the identities of a cluster and of its extensions: short-lived, for one audience, for whatever runs in the
+//! cluster and may ask its agent. What they may at the gateway's own API is for role assignments to the identity's object
+//! id to say. Who asks for an extension is known in the cluster alone: a cluster whose agent was taken over has the
+//! identities of its extensions, and no other's.
 
 use http::{StatusCode, header};
 use types::agent_api::{Token, TokenRequest};
 
-use super::{Agent, Call, Reply};
-use crate::api_error::ApiError;
+use super::{Agent, Call, Reply, objects::key};
+use crate::{api_error::ApiError, resources::extension};
 
 /// When to ask again while there is no issuer, in seconds.
 const NOT_READY: &str = "10";
 
 /// Answers with a token.
 pub async fn serve(call: &Call, agent: &Agent) -> Result<Reply, ApiError> {
-    let TokenRequest { audience } = call.message().await?;
+    let TokenRequest { audience, extension } = call.message().await?;
     let audience = allowed(call, &audience)?;
     let Some(principal) = agent.cluster.agents.principal() else {
         let message =
             "The cluster is one of the gateway's configuration and has no identity; connect it as a resource.";
         return Err(ApiError::of(StatusCode::CONFLICT, "IdentityMissing", message));
     };
+    let (principal, resource) = match extension {
+        Some(name) => of_extension(call, agent, &name).await?,
+        None => (principal.to_owned(), agent.cluster.id.as_str().to_owned()),
+    };
     let Some(issuer) = call.core.issuer.load_full() else {
         let message = "The gateway's issuer is not ready; try again.";
         return Err(ApiError::of(StatusCode::SERVICE_UNAVAILABLE, "ServiceUnavailable", message)
             .with(header::RETRY_AFTER, NOT_READY));
     };
-    let minted = issuer.mint_for_cluster(principal, &agent.cluster.id, &audience);
+    let minted = issuer.mint_for_resource(&principal, &resource, &audience);
     let (token, expires_on) = minted.map_err(|_| ApiError::internal("a cluster's token could not be signed"))?;
     Reply::json(&Token { token, expires_on })
+}
+
+/// The object id and the resource's id of an extension in the agent's own cluster.
+async fn of_extension(call: &Call, agent: &Agent, name: &str) -> Result<(String, String), ApiError> {
+    let shown: String = name.chars().take(100).collect();
+    let found = match extension::key_of(&key(agent)?, name) {
+        Some(key) => call.control.store.get(&key).await?,
+        None => None,
+    };
+    let Some(stored) = found.filter(|stored| !stored.is_deleting()) else {
+        let message = format!("The cluster has no extension '{shown}'.");
+        return Err(ApiError::of(StatusCode::NOT_FOUND, "ExtensionNotFound", message).at("extension"));
+    };
+    let Some(principal) = extension::principal(&stored) else {
+        let message = format!(
+            "The extension '{shown}' has no identity: write it with \"identity\": {{\"type\": \"SystemAssigned\"}}."
+        );
+        return Err(ApiError::of(StatusCode::CONFLICT, "IdentityMissing", message).at("extension"));
+    };
+    Ok((principal.to_owned(), stored.id))
 }
 
 /// The audience in its one spelling. A token for a cluster is a user's, so that none is given for one.

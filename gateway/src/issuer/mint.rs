@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 use aws_lc_rs::rand::{SecureRandom, SystemRandom};
 use serde_json::{Value, json};
 
-use types::ids::{ClusterId, hex};
+use types::ids::hex;
 
 use super::{
     Issuer, TTL_DEFAULT,
@@ -78,12 +78,12 @@ impl Issuer {
         self.sign(claims, audience, life, now)
     }
 
-    /// Signs an access token of a cluster's identity, with its end in seconds since 1970. `xms_mirid` names the
-    /// resource, as Azure's tokens of managed identities do.
-    pub fn mint_for_cluster(
+    /// Signs an access token of the identity of a cluster or an extension, with its end in seconds since 1970.
+    /// `xms_mirid` names the resource, as Azure's tokens of managed identities do.
+    pub fn mint_for_resource(
         &self,
         principal: &str,
-        cluster: &ClusterId,
+        resource: &str,
         audience: &str,
     ) -> Result<(String, u64), NotSigned> {
         let (life, now) = (self.settings.ttl.min(TTL_DEFAULT), self.now());
@@ -94,7 +94,7 @@ impl Issuer {
             "azp": principal,
             "idtyp": "app",
             "preferred_username": principal,
-            "xms_mirid": cluster.as_str(),
+            "xms_mirid": resource,
         });
         let token = self.sign(claims, audience, life, now).map_err(|_| NotSigned)?;
         Ok((token, seconds(now) + life.as_secs()))

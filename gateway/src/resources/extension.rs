@@ -21,6 +21,7 @@ use crate::{
     api_error::ApiError,
     cluster::upgrade,
     control::objects::Followed,
+    directory::Decides,
     random,
     resources::filter,
     store::resources::Stored,
@@ -150,6 +151,11 @@ impl Kind for Extensions {
 
     fn deletes_slowly(&self) -> bool {
         true
+    }
+
+    /// Its identity is in force from the write that makes it to the deletion.
+    fn decides(&self) -> Option<Decides> {
+        Some(Decides::Identities(|stored| principal(stored).map(str::to_owned)))
     }
 
     fn check_name(&self, name: &str) -> Result<(), ErrorDetail> {
@@ -445,6 +451,16 @@ fn same_type(old: &Map<String, Value>, new: &Map<String, Value>, writing: &Writi
         return conflict("ExtensionScopeImmutable", message.to_owned(), "scope");
     }
     Ok(())
+}
+
+/// The key of an extension of a cluster; none for what is no name of one.
+pub fn key_of(cluster: &str, name: &str) -> Option<String> {
+    is_label(name, LONGEST_NAME).then(|| format!("{cluster}/providers/{}/{name}", NAME.to_ascii_lowercase()))
+}
+
+/// The object id of an extension's identity, if it has one (E11).
+pub fn principal(stored: &Stored) -> Option<&str> {
+    stored.body.get("identity")?.get("principalId")?.as_str()
 }
 
 /// A system-assigned identity is made once and stays (E11).

@@ -845,6 +845,57 @@ async fn r9_a_cluster_gets_tokens_of_its_identity_for_allowed_audiences_alone() 
     }
 }
 
+#[tokio::test]
+async fn e11_a_cluster_gets_tokens_of_its_own_extensions_identities() {
+    let site = Site::new().await;
+    let (key, other) = (Onboarding::new(), Onboarding::new());
+    let cluster = site.cluster("edge", &key).await;
+    site.cluster("other", &other).await;
+    let tunnel = site.tunnel(&site.enrol("edge", &key).await).await;
+    let others = site.tunnel(&site.try_enrol("other", &other, "another-uid").await.ok().unwrap()).await;
+    let issuer = Issuer::open(IssuerSettings {
+        url: "https://gateway.test/.towline/issuer".to_owned(),
+        state: site.world.dir.path().join("issuer"),
+        ttl: Duration::from_secs(600),
+        tenant: TENANT.to_owned(),
+        api_audience: URL.to_owned(),
+        audiences: Vec::new(),
+        clients: Vec::new(),
+    });
+    site.world.gateway.set_issuer(Arc::new(issuer.unwrap()));
+    let extension =
+        |name: &str| format!("{}/providers/Microsoft.KubernetesConfiguration/extensions/{name}", id("edge"));
+    let write = async |name: &str, body: Value| {
+        let token = site.world.issuer.token("owner", &[], URL, SystemTime::now());
+        let target = format!("{}?api-version=2023-05-01", extension(name));
+        let made = site.http("PUT", &target, Some(&token), Some(body), None).await;
+        assert!(matches!(made.status, 200 | 201), "{}", made.text());
+        made.json()["identity"]["principalId"].clone()
+    };
+    let shop = json!({"identity": {"type": "SystemAssigned"}, "properties": {"extensionType": "example.shop"}});
+    let principal = write("shop", shop).await;
+    write("bare", json!({"properties": {"extensionType": "example.shop"}})).await;
+    let wanted = |extension: &str| json!({"audience": URL, "extension": extension});
+    let (status, body) = ask(&tunnel, Method::POST, paths::TOKEN, &wanted("shop")).await;
+    assert_eq!(status, 200, "{body}");
+    let claims = body["token"].as_str().unwrap().split('.').nth(1).unwrap().to_owned();
+    let claims = base64::engine::general_purpose::URL_SAFE_NO_PAD.decode(claims).unwrap();
+    let claims: Value = serde_json::from_slice(&claims).unwrap();
+    assert_eq!((&claims["oid"], &claims["sub"], &claims["aud"]), (&principal, &principal, &json!(URL)));
+    assert_ne!(principal, cluster.as_str());
+    assert_eq!(claims["xms_mirid"], extension("shop").as_str());
+    for (tunnel, name, status, code) in [
+        (&tunnel, "bare", 409, "IdentityMissing"),
+        (&tunnel, "nothing", 404, "ExtensionNotFound"),
+        (&tunnel, "../edge", 404, "ExtensionNotFound"),
+        (&tunnel, "", 404, "ExtensionNotFound"),
+        (&others, "shop", 404, "ExtensionNotFound"),
+    ] {
+        let (found, body) = ask(tunnel, Method::POST, paths::TOKEN, &wanted(name)).await;
+        assert_eq!((found, &body["error"]["code"]), (status, &json!(code)), "{name}");
+    }
+}
+
 impl Site {
     fn group() -> String {
         format!("/subscriptions/{SUBSCRIPTION}/resourceGroups/Fleet")

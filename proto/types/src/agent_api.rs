@@ -680,12 +680,15 @@ pub struct CatalogueIndex {
     pub signatures: String,
 }
 
-/// Asks for a token as the cluster's identity (R9).
+/// Asks for a token as the cluster's identity (R9), or as that of an extension in it (E11).
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct TokenRequest {
     /// Whom it is for.
     pub audience: String,
+    /// The extension's name; absent: the cluster itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub extension: Option<String>,
 }
 
 /// A token of the cluster's identity. Does not print.

@@ -117,7 +117,7 @@ fn messages() -> Vec<(&'static str, Again, Value)> {
         ("log-lines", again::<LogLines>, json!({"lines": [line]})),
         ("log-positions", again::<LogPositions>, json!({"sources": {"s": {"nanos": 1, "nth": 2}}})),
         ("catalogue-index", again::<CatalogueIndex>, json!({"index": "YQ==", "signatures": "YQ=="})),
-        ("token-request", again::<TokenRequest>, json!({"audience": "https://gateway.test"})),
+        ("token-request", again::<TokenRequest>, json!({"audience": "https://gateway.test", "extension": "web"})),
         ("token", again::<Token>, json!({"token": "t", "expiresOn": 1_800_000_000})),
     ]
 }

@@ -6,8 +6,14 @@ use futures_util::future::BoxFuture;
 use k8s_openapi::api::{
     authentication::v1::{TokenReview, TokenReviewSpec},
     authorization::v1::{ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec},
+    core::v1::ServiceAccount,
 };
-use kube::{Api, Client, api::PostParams};
+use kube::{
+    Api, Client,
+    api::{ApiResource, DynamicObject, PostParams},
+    core::{GroupVersionKind, ObjectMeta},
+};
+use serde_json::Value;
 
 use crate::roles::kubernetes::problem;
 
@@ -20,6 +26,13 @@ pub const GROUP: &str = "towline.io";
 pub const RESOURCE: &str = "identitytokens";
 /// See [`GROUP`].
 pub const VERB: &str = "create";
+
+/// What helm writes on every object of a release, service accounts among them.
+const RELEASE: &str = "meta.helm.sh/release-name";
+/// See [`RELEASE`].
+const RELEASE_NAMESPACE: &str = "meta.helm.sh/release-namespace";
+/// The longest name of an extension, which is that of its release.
+const EXTENSION_CHARS: usize = 53;
 
 /// A service account that the apiserver knows.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -41,6 +54,14 @@ pub trait Reviews: Send + Sync + 'static {
 
     /// Whether they may have tokens for that audience.
     fn may<'a>(&'a self, caller: &'a Caller, audience: &'a str) -> BoxFuture<'a, Result<bool, String>>;
+
+    /// The identity of this extension, where they are a service account of its release in its namespace
+    /// (docs/features.md E11): its object id, or nothing where it has none.
+    fn of_extension<'a>(
+        &'a self,
+        caller: &'a Caller,
+        extension: &'a str,
+    ) -> BoxFuture<'a, Result<Option<String>, String>>;
 }
 
 /// The cluster's own.
@@ -82,6 +103,57 @@ impl Reviews for ClusterReviews {
             Ok(status.is_some_and(|status| status.allowed && status.denied != Some(true)))
         })
     }
+
+    fn of_extension<'a>(
+        &'a self,
+        caller: &'a Caller,
+        extension: &'a str,
+    ) -> BoxFuture<'a, Result<Option<String>, String>> {
+        Box::pin(async move {
+            let Some((namespace, account)) = caller.account().filter(|_| is_name(extension)) else { return Ok(None) };
+            let kind = GroupVersionKind::gvk(GROUP, "v1alpha1", "ExtensionConfig");
+            let api: Api<DynamicObject> = Api::default_namespaced_with(
+                self.0.clone(),
+                &ApiResource::from_gvk_with_plural(&kind, "extensionconfigs"),
+            );
+            let found = api.get_opt(extension).await;
+            let found = found.map_err(|err| problem("whether there is such an extension", &err))?;
+            let installed = found.filter(|found| installed_in(&found.data).as_deref() == Some(namespace));
+            let Some(installed) = installed else { return Ok(None) };
+            let api: Api<ServiceAccount> = Api::namespaced(self.0.clone(), namespace);
+            let found = api.get_metadata_opt(account).await;
+            let found = found.map_err(|err| problem("whose the service account is", &err))?;
+            let is_its = found.is_some_and(|found| is_of_release(&found.metadata, namespace, extension));
+            Ok(is_its.then(|| installed.data["spec"]["principalId"].as_str().unwrap_or_default().to_owned()))
+        })
+    }
+}
+
+impl Caller {
+    /// Namespace and name.
+    fn account(&self) -> Option<(&str, &str)> {
+        self.user.strip_prefix("system:serviceaccount:")?.split_once(':')
+    }
+}
+
+/// Nothing else becomes a part of a path.
+pub fn is_name(text: &str) -> bool {
+    let is_part = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
+    !text.is_empty() && text.len() <= EXTENSION_CHARS && text.chars().all(is_part)
+}
+
+/// Where an extension is installed, as the extension-manager left it, unless it is on its way out.
+fn installed_in(extension: &Value) -> Option<String> {
+    let is_leaving = extension["spec"]["deleting"].as_bool().unwrap_or_default();
+    let namespace = extension["status"]["record"]["installed"]["namespace"].as_str().filter(|_| !is_leaving)?;
+    Some(namespace.to_owned())
+}
+
+/// Whether helm made it for that release. Who may write service accounts in the namespace may write these too; but they
+/// may as well run a pod as the one that is there.
+fn is_of_release(meta: &ObjectMeta, namespace: &str, release: &str) -> bool {
+    let says = |key: &str| meta.annotations.as_ref().and_then(|all| all.get(key)).map(String::as_str);
+    (says(RELEASE), says(RELEASE_NAMESPACE)) == (Some(release), Some(namespace))
 }
 
 /// An apiserver that does not know of audiences answers without any: its yes is none for us.
@@ -100,9 +172,28 @@ fn caller(review: TokenReview) -> Option<Caller> {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::{Value, json};
+    use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn e11_service_accounts_of_the_release_in_its_own_namespace_alone_are_the_extensions() {
+        let meta = |annotations: Value| serde_json::from_value(json!({"annotations": annotations})).unwrap();
+        let of = |name: &str, namespace: &str| meta(json!({RELEASE: name, RELEASE_NAMESPACE: namespace}));
+        assert!(is_of_release(&of("shop", "apps"), "apps", "shop"));
+        assert!(!is_of_release(&of("shop", "other"), "apps", "shop"), "of a release of that name elsewhere");
+        assert!(!is_of_release(&of("other", "apps"), "apps", "shop"));
+        assert!(!is_of_release(&meta(json!({})), "apps", "shop"), "the namespace's default account");
+        let extension = |deleting: bool, installed: Value| {
+            installed_in(&json!({"spec": {"deleting": deleting}, "status": {"record": {"installed": installed}}}))
+        };
+        assert_eq!(extension(false, json!({"namespace": "apps"})).as_deref(), Some("apps"));
+        assert_eq!(extension(true, json!({"namespace": "apps"})), None);
+        assert_eq!(extension(false, Value::Null), None);
+        for bad in ["", "..", "a/b", "A", "a%2Fb", &"a".repeat(54)] {
+            assert!(!is_name(bad), "{bad}");
+        }
+    }
 
     #[test]
     fn r9_only_a_service_accounts_token_of_our_audience_says_who_asks() {

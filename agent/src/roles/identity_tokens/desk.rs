@@ -18,7 +18,7 @@ use tokio::time::{Instant, timeout};
 use types::agent_api::{Token, TokenRequest, paths};
 
 use super::{
-    ask::{AUDIENCE, Caller, GROUP, RESOURCE, Reviews, VERB},
+    ask::{AUDIENCE, Caller, GROUP, RESOURCE, Reviews, VERB, is_name},
     refusals::{Known, REMEMBERED, Refusals},
 };
 use crate::{
@@ -64,12 +64,16 @@ pub struct Desk {
     pub status: Arc<StatusBoard>,
     /// Why there is no identity.
     pub health: Health,
-    given: Mutex<HashMap<String, Given>>,
+    given: Mutex<HashMap<Asked, Given>>,
     peers: Peers,
     accounts: Places<String>,
     /// What was refused.
     pub refusals: Refusals,
 }
+
+/// What is asked for: an audience; and as an extension its name with the object id of its identity, for another one of
+/// that name has another identity.
+type Asked = (String, Option<(String, String)>);
 
 /// A token that was given not long ago.
 #[derive(Clone)]
@@ -149,28 +153,52 @@ impl Desk {
             return Err(Refusal::new(StatusCode::NOT_FOUND, "NotFound", message));
         }
         if head.method != Method::POST {
-            let message = format!("{PATH} is asked by POST with {{\"audience\": \"...\"}}.");
+            let message = format!(
+                "{PATH} is asked by POST with {{\"audience\": \"...\", \"extension\": \"...\"}}, the latter as an extension alone."
+            );
             return Err(Refusal::new(StatusCode::METHOD_NOT_ALLOWED, "MethodNotAllowed", message));
         }
         let token = shown(head.headers.get(header::AUTHORIZATION)).ok_or_else(unknown)?;
-        let audience = audience(body).await?;
+        let TokenRequest { audience, extension } = asked(body).await?;
         let _place = self.peers.take(peer).ok_or_else(Refusal::busy)?;
         let caller = self.caller(token, peer).await?;
         let _own = self.accounts.take(caller.user.clone()).ok_or_else(Refusal::busy)?;
-        if !self.reviews.may(&caller, &audience).await.map_err(|why| Refusal::not_ready(&why))? {
-            let message = format!(
-                "{} may not have tokens of the cluster's identity for {audience}: allow it to {VERB} {RESOURCE}.{GROUP} of that name in the agents' namespace.",
-                caller.user
-            );
-            return Err(Refusal::new(StatusCode::FORBIDDEN, "Forbidden", message));
-        }
-        let given = self.token(&audience).await?;
-        tracing::info!(caller = caller.user, audience, "a token of the cluster's identity is given");
+        let own = self.may(&caller, &audience, extension.as_deref()).await?;
+        let given = self.token(&(audience.clone(), extension.clone().zip(own))).await?;
+        tracing::info!(
+            caller = caller.user,
+            audience,
+            extension,
+            "a token of the cluster's or an extension's identity is given"
+        );
         let left = given.life.saturating_sub(given.at.elapsed());
         Ok(json!({
             "access_token": given.token.token, "token_type": "Bearer", "expires_in": left.as_secs(),
             "expires_on": given.token.expires_on, "audience": audience,
         }))
+    }
+
+    /// Refuses who may not have what they ask for. As an extension: the object id of its identity.
+    async fn may(&self, caller: &Caller, audience: &str, extension: Option<&str>) -> Result<Option<String>, Refusal> {
+        let user = &caller.user;
+        let (own, why_not) = match extension {
+            None => {
+                let may = self.reviews.may(caller, audience).await;
+                let why_not = format!(
+                    "{user} may not have tokens of the cluster's identity for {audience}: allow it to {VERB} {RESOURCE}.{GROUP} of that name in the agents' namespace."
+                );
+                (may.map(|may| may.then_some(None)), why_not)
+            }
+            Some(extension) => {
+                let own = self.reviews.of_extension(caller, extension).await;
+                let why_not = format!(
+                    "{user} is no service account that the chart of an extension '{extension}' made in the extension's namespace; nobody else has tokens of its identity."
+                );
+                (own.map(|own| own.map(Some)), why_not)
+            }
+        };
+        own.map_err(|why| Refusal::not_ready(&why))?
+            .ok_or_else(|| Refusal::new(StatusCode::FORBIDDEN, "Forbidden", why_not))
     }
 
     async fn caller(&self, token: &str, peer: IpAddr) -> Result<Caller, Refusal> {
@@ -191,25 +219,26 @@ impl Desk {
         caller.ok_or_else(unknown)
     }
 
-    fn given(&self) -> MutexGuard<'_, HashMap<String, Given>> {
+    fn given(&self) -> MutexGuard<'_, HashMap<Asked, Given>> {
         self.given.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// One that is in the first half of its life, or a new one.
-    async fn token(&self, audience: &str) -> Result<Given, Refusal> {
+    async fn token(&self, asked: &Asked) -> Result<Given, Refusal> {
         let generation = self.ready()?;
-        let known = self.given().get(audience).cloned();
+        let known = self.given().get(asked).cloned();
         if let Some(given) = known.filter(|given| given.generation == generation && given.at.elapsed() < given.life / 2)
         {
             return Ok(given);
         }
-        let asked = TokenRequest { audience: audience.to_owned() };
-        let token: Token = self.api.post(paths::TOKEN, &asked).await.map_err(|err| refused(&err))?;
+        let request =
+            TokenRequest { audience: asked.0.clone(), extension: asked.1.as_ref().map(|(name, _)| name.clone()) };
+        let token: Token = self.api.post(paths::TOKEN, &request).await.map_err(|err| refused(&err))?;
         let given = Given { life: life(&token), token, generation, at: Instant::now() };
         let mut all = self.given();
         all.retain(|_, given| given.at.elapsed() < given.life / 2);
         if all.len() < REMEMBERED_MAX {
-            all.insert(audience.to_owned(), given.clone());
+            all.insert(asked.clone(), given.clone());
         }
         Ok(given)
     }
@@ -248,7 +277,7 @@ fn unknown() -> Refusal {
 }
 
 /// What is asked for.
-async fn audience(body: Incoming) -> Result<String, Refusal> {
+async fn asked(body: Incoming) -> Result<TokenRequest, Refusal> {
     let bad = |why: String| Refusal::new(StatusCode::BAD_REQUEST, "InvalidRequest", why);
     let late = |_| {
         let message = format!("The body was not there within {} s.", BODY.as_secs());
@@ -256,13 +285,17 @@ async fn audience(body: Incoming) -> Result<String, Refusal> {
     };
     let body = timeout(BODY, Limited::new(body, BODY_BYTES).collect()).await.map_err(late)?;
     let body = body.map_err(|err| bad(format!("The body cannot be read: {err}.")))?.to_bytes();
-    let TokenRequest { audience } = serde_json::from_slice(&body)
+    let request: TokenRequest = serde_json::from_slice(&body)
         .map_err(|err| bad(format!("The body is not {{\"audience\": \"...\"}}: {err}.")))?;
+    let (audience, extension) = (&request.audience, request.extension.as_deref());
     if audience.is_empty() || audience.len() > AUDIENCE_BYTES || audience.chars().any(char::is_control) {
         let why = format!("The audience is empty, longer than {AUDIENCE_BYTES} bytes, or no text.");
         return Err(Refusal::new(StatusCode::BAD_REQUEST, "InvalidAudience", why));
     }
-    Ok(audience)
+    if extension.is_some_and(|name| !is_name(name)) {
+        return Err(bad("The extension's name has lower-case letters, digits and '-'.".to_owned()));
+    }
+    Ok(request)
 }
 
 /// What the gateway refused is passed on as it was said; what it cannot do now is asked again.
