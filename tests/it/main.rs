@@ -52,6 +52,12 @@ fn main() {
     arguments.test_threads = arguments.test_threads.or(Some(BEGUN));
     let mut trials: Vec<Trial> = Vec::new();
     for tests in [
+        // Of those that install, each of which takes one of a few clusters, the longest come first: none is left to be
+        // waited for when all others have ended.
+        upgrades::tests,
+        guard_pods::tests,
+        gitops_attacks::tests,
+        gitops_sources::tests,
         errors::tests,
         attacks::tests,
         kubectl::tests,
@@ -66,15 +72,11 @@ fn main() {
         agents::tests,
         extensions::tests,
         gitops::tests,
-        gitops_attacks::tests,
         gitops_figures::tests,
         gitops_foreign::tests,
         gitops_guide::tests,
-        gitops_sources::tests,
         gitops_stores::tests,
         guard::tests,
-        guard_pods::tests,
-        upgrades::tests,
         tokens::tests,
         arm::tests,
         extension_clients::tests,
