@@ -59,8 +59,10 @@ struct Known {
     asked: watch::Sender<usize>,
     /// Whether slow ones end.
     released: watch::Sender<bool>,
-    /// The object id of the identity that the extension `shop` has.
+    /// The object id of the identity that the extension `shop` has, as the cluster knows it.
     identity: Arc<Mutex<String>>,
+    /// That of which the gateway gives tokens.
+    at_gateway: Arc<Mutex<String>>,
 }
 
 impl Reviews for Known {
@@ -151,6 +153,9 @@ impl World {
         let clock = Arc::new(Set(Mutex::new(SystemTime::UNIX_EPOCH + 20_000 * DAY)));
         let asked: Arc<AtomicUsize> = Arc::default();
         let count = asked.clone();
+        let identity = Arc::new(Mutex::new("identity of shop".to_owned()));
+        let at_gateway = Arc::new(Mutex::new("identity of shop".to_owned()));
+        let own = Arc::clone(&at_gateway);
         let answer: Answer = Box::new(move |path, body| {
             assert_eq!(path, paths::TOKEN);
             let TokenRequest { audience, extension } = serde_json::from_slice(body).unwrap();
@@ -162,7 +167,9 @@ impl World {
                 return (StatusCode::TOO_MANY_REQUESTS, headers, refusal("TooManyRequests"));
             }
             let number = count.fetch_add(1, Ordering::SeqCst);
-            let claims = URL_SAFE_NO_PAD.encode(json!({"iat": 1000, "exp": 4600, "of": extension}).to_string());
+            let claims = URL_SAFE_NO_PAD.encode(
+                json!({"iat": 1000, "exp": 4600, "of": extension, "oid": own.lock().unwrap().clone()}).to_string(),
+            );
             let token = Token { token: format!("h.{claims}.{number}"), expires_on: 4600 };
             (StatusCode::OK, HeaderMap::new(), serde_json::to_vec(&token).unwrap())
         });
@@ -187,7 +194,8 @@ impl World {
             answers: answers.clone(),
             asked: watch::Sender::new(0),
             released: watch::Sender::new(false),
-            identity: Arc::default(),
+            identity,
+            at_gateway,
         };
         let mut desk = Desk::new(Box::new(known.clone()), api, identities.clone(), status.clone(), health.clone());
         // However slow this machine is.
@@ -333,13 +341,33 @@ async fn e11_service_accounts_of_an_extension_get_tokens_of_its_identity_alone()
     assert_eq!(of(&cluster), Value::Null);
     // It was deleted and made again: its old identity's token is not given any more.
     "another".clone_into(&mut world.known.identity.lock().unwrap());
+    "another".clone_into(&mut world.known.at_gateway.lock().unwrap());
     assert_ne!(ask("shop").await.2["access_token"], shop["access_token"]);
+    String::new().clone_into(&mut world.known.identity.lock().unwrap());
+    let (status, _, body) = ask("shop").await;
+    assert_eq!((status, &body["error"]["code"]), (StatusCode::CONFLICT, &json!("IdentityMissing")), "{body}");
     let (status, _, body) = ask("other").await;
     assert_eq!((status, &body["error"]["code"]), (StatusCode::FORBIDDEN, &json!("Forbidden")), "{body}");
     for bad in ["", "..", "a/b", "Shop"] {
         let (status, _, body) = ask(bad).await;
         assert_eq!((status, &body["error"]["code"]), (StatusCode::BAD_REQUEST, &json!("InvalidRequest")), "{body}");
     }
+    world.end().await;
+}
+
+/// A gateway that does not know of extensions takes the member that names one for none, and answers as for the cluster.
+#[tokio::test]
+async fn e11_a_token_of_another_identity_is_given_to_no_extension() {
+    let world = World::ready().await;
+    "identity of shop".clone_into(&mut world.known.identity.lock().unwrap());
+    "identity of the cluster".clone_into(&mut world.known.at_gateway.lock().unwrap());
+    let body = json!({ "audience": AUDIENCE, "extension": "shop" }).to_string();
+    for _ in 0..2 {
+        let (status, _, body) = world.send(request("POST", "/v1/token", Some(GOOD), &body)).await.unwrap();
+        assert_eq!((status, &body["error"]["code"]), (StatusCode::SERVICE_UNAVAILABLE, &json!("NotReady")), "{body}");
+        assert!(!body.to_string().contains("access_token"), "{body}");
+    }
+    assert_eq!(world.asked.load(Ordering::SeqCst), 2, "nothing of it is remembered");
     world.end().await;
 }
 

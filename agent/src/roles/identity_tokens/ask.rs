@@ -55,8 +55,8 @@ pub trait Reviews: Send + Sync + 'static {
     /// Whether they may have tokens for that audience.
     fn may<'a>(&'a self, caller: &'a Caller, audience: &'a str) -> BoxFuture<'a, Result<bool, String>>;
 
-    /// The identity of this extension, where they are a service account of its release in its namespace
-    /// (docs/features.md E11): its object id, or nothing where it has none.
+    /// The object id of this extension's identity, where they are a service account of its release in its namespace
+    /// (docs/features.md E11); empty where it has no identity.
     fn of_extension<'a>(
         &'a self,
         caller: &'a Caller,

@@ -194,6 +194,10 @@ impl Desk {
                 let why_not = format!(
                     "{user} is no service account that the chart of an extension '{extension}' made in the extension's namespace; nobody else has tokens of its identity."
                 );
+                if own.as_ref().is_ok_and(|own| own.as_deref() == Some("")) {
+                    let message = format!("The extension '{extension}' has no identity yet; write it with one.");
+                    return Err(Refusal::new(StatusCode::CONFLICT, "IdentityMissing", message));
+                }
                 (own.map(|own| own.map(Some)), why_not)
             }
         };
@@ -234,6 +238,14 @@ impl Desk {
         let request =
             TokenRequest { audience: asked.0.clone(), extension: asked.1.as_ref().map(|(name, _)| name.clone()) };
         let token: Token = self.api.post(paths::TOKEN, &request).await.map_err(|err| refused(&err))?;
+        // A gateway of an older version does not know of extensions, and answers with a token of the cluster. One that
+        // knows an extension of that name that was made again answers with a token of the new one's identity, which the
+        // accounts of the old one's chart are not to have.
+        if asked.1.as_ref().is_some_and(|(_, own)| object_id(&token).as_ref() != Some(own)) {
+            return Err(Refusal::not_ready(
+                "the gateway gave a token of another identity: it is older than tokens of extensions, or the extension was made again",
+            ));
+        }
         let given = Given { life: life(&token), token, generation, at: Instant::now() };
         let mut all = self.given();
         all.retain(|_, given| given.at.elapsed() < given.life / 2);
@@ -317,12 +329,19 @@ fn refused(err: &ApiError) -> Refusal {
 
 /// How long a token is good for, as it says itself: this machine's clock may be off. Nothing if it does not say.
 fn life(token: &Token) -> Duration {
-    let claims = || -> Option<Value> {
-        let payload = token.token.split('.').nth(1)?;
-        serde_json::from_slice(&URL_SAFE_NO_PAD.decode(payload).ok()?).ok()
-    };
-    let begins = claims().and_then(|claims| claims["iat"].as_u64());
+    let begins = claims(token).and_then(|claims| claims["iat"].as_u64());
     Duration::from_secs(begins.map_or(0, |begins| token.expires_on.saturating_sub(begins)))
+}
+
+/// Whose token it is.
+fn object_id(token: &Token) -> Option<String> {
+    Some(claims(token)?["oid"].as_str()?.to_owned())
+}
+
+/// What a token says. It comes from the gateway, which signed it: nothing is verified here.
+fn claims(token: &Token) -> Option<Value> {
+    let payload = token.token.split('.').nth(1)?;
+    serde_json::from_slice(&URL_SAFE_NO_PAD.decode(payload).ok()?).ok()
 }
 
 fn respond(status: StatusCode, body: &Value, retry_after: Option<u64>) -> Response<Full<Bytes>> {
