@@ -327,8 +327,9 @@ async fn head(io: &mut BufReader<TcpStream>) -> Result<Vec<u8>, Refusal> {
     let mut head = Vec::new();
     let mut limited = io.take(HEAD_BYTES);
     loop {
+        // Nothing more is read at the end of what comes, and at the bound.
         let read = limited.read_until(b'\n', &mut head).await;
-        if !head.ends_with(b"\n") || read.is_err() {
+        if !matches!(read, Ok(1..)) || !head.ends_with(b"\n") {
             return Err(Refusal::unreadable("the head broke off, or is longer than 8 KiB"));
         }
         if head.ends_with(b"\r\n\r\n") {
@@ -596,5 +597,21 @@ mod tests {
         let mut answer = [0; 12];
         socket.read_exact(&mut answer).await.unwrap();
         assert_eq!(&answer, b"HTTP/1.1 400");
+    }
+
+    /// Read again where nothing more comes, each would hold a thread for as long as the program runs.
+    #[tokio::test]
+    async fn n1_a_head_that_stops_behind_a_line_is_refused() {
+        let played = Played::new().await;
+        let at_the_bound = format!("{}\n", "x".repeat(8191));
+        let empty = "\n".repeat(8192);
+        for head in [at_the_bound.as_str(), &empty, "CONNECT a:1 HTTP/1.1\r\n"] {
+            let mut socket = TcpStream::connect(played.address).await.unwrap();
+            socket.write_all(head.as_bytes()).await.unwrap();
+            socket.shutdown().await.unwrap();
+            let mut answer = [0; 12];
+            socket.read_exact(&mut answer).await.unwrap();
+            assert_eq!(&answer, b"HTTP/1.1 400");
+        }
     }
 }

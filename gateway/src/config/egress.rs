@@ -180,18 +180,25 @@ fn is_special(ip: IpAddr) -> bool {
                 || ip.is_unicast_link_local()
                 || ip.is_multicast()
                 || METADATA_V6.contains(&ip)
+                // Links and sites of the time before RFC 3879, and the ranges in which AWS and Google have services of the
+                // machine, some of which hand out credentials.
+                || ip.segments()[0] & 0xffc0 == 0xfec0
+                || matches!(ip.segments(), [0xfd00, 0x0ec2, ..] | [0xfd20, 0x00ce, ..])
                 || embedded(ip).is_some_and(|ip| is_special(IpAddr::V4(ip)))
         }
     }
 }
 
-/// The IPv4 address that a gateway of the network takes out of an IPv6 one: NAT64 (RFC 6052), 6to4 (RFC 3056), and the
-/// deprecated IPv4-compatible form.
+/// The IPv4 address that a gateway of the network takes out of an IPv6 one: NAT64 (RFC 6052), 6to4 (RFC 3056), Teredo
+/// (RFC 4380), the IPv4-translated form (RFC 2765), and the deprecated IPv4-compatible one. A prefix of NAT64 that a network
+/// has chosen for itself is not known here.
 fn embedded(ip: Ipv6Addr) -> Option<Ipv4Addr> {
     let of = |high: u16, low: u16| Ipv4Addr::from((u32::from(high) << 16) | u32::from(low));
     match ip.segments() {
         [0x64, 0xff9b, .., high, low] | [0, 0, 0, 0, 0, 0, high, low] => Some(of(high, low)),
+        [0, 0, 0, 0, 0xffff, 0, high, low] => Some(of(high, low)),
         [0x2002, high, low, ..] => Some(of(high, low)),
+        [0x2001, 0, .., high, low] => Some(of(!high, !low)),
         _ => None,
     }
 }
@@ -263,6 +270,11 @@ mod tests {
             "fe80::1",
             "ff02::1",
             "fd00:ec2::254",
+            "fd00:ec2::23",
+            "fd20:ce::254",
+            "fec0::1",
+            "::ffff:0:127.0.0.1",
+            "2001:0:4136:e378:8000:63bf:80ff:fffe",
             "::ffff:127.0.0.1",
             "::ffff:169.254.169.254",
             "::7f00:1",
