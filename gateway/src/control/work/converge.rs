@@ -80,7 +80,9 @@ impl Work for Converge {
                     let unsaid = format!("The cluster says that it failed, and not why; see {show}.");
                     Ok(Step::Fails(error(told, kind, &unsaid)))
                 }
-                _ => nobody(control, operation, &stored).await,
+                // Somebody there is at it, or was.
+                Some(_) => Ok(Step::Waits(i64::MAX)),
+                None => nobody(control, operation, &stored).await,
             }
         })
     }
