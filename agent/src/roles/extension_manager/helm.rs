@@ -11,7 +11,7 @@ use std::{
         Arc, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use rustix::process::{Pid, Signal, kill_process_group};
@@ -32,6 +32,10 @@ const FOLDER: &str = "towline-extensions";
 pub const HISTORY: &str = "3";
 /// A helm that an agent before left behind is killed, and must be gone after this.
 const ORPHAN: Duration = Duration::from_secs(5);
+/// How often a release is taken down where helm gives up before its time, and after which pause.
+const UNINSTALLS: u32 = 3;
+/// See [`UNINSTALLS`].
+const UNINSTALL_AGAIN: Duration = Duration::from_secs(5);
 
 /// Why helm did not do it.
 #[derive(Debug, thiserror::Error)]
@@ -304,7 +308,8 @@ impl Helm {
         self.run_locked(&arguments, self.deadline()).await.map(|_| ())
     }
 
-    /// Takes a release down; none is no fault.
+    /// Takes a release down; none is no fault. On a busy apiserver helm's watch may break off, and helm then says within
+    /// seconds that objects "still exist" which are on their way out: it is asked again.
     ///
     /// # Errors
     /// What helm says.
@@ -312,7 +317,16 @@ impl Helm {
         let mut arguments = self.on(on, "uninstall");
         arguments.extend(["--wait", "--ignore-not-found", "--cascade=foreground"].map(str::to_owned));
         arguments.extend(self.waiting());
-        self.run(&arguments, self.deadline()).await.map(|_| ())
+        let mut tries = 0;
+        loop {
+            let (begun, ended) = (Instant::now(), self.run(&arguments, self.deadline()).await);
+            tries += 1;
+            let gave_up_early = matches!(ended, Err(HelmError::Failed(_))) && begun.elapsed() < self.timeout / 2;
+            if !gave_up_early || tries == UNINSTALLS {
+                return ended.map(|_| ());
+            }
+            tokio::time::sleep(UNINSTALL_AGAIN).await;
+        }
     }
 
     /// Goes back to a revision; waits for its hooks alone, because an upgrade follows.
@@ -498,7 +512,7 @@ pub type SharedHelm = Arc<Helm>;
 
 #[cfg(test)]
 mod tests {
-    use std::{os::unix::fs::PermissionsExt as _, time::Instant};
+    use std::os::unix::fs::PermissionsExt as _;
 
     use super::*;
 
