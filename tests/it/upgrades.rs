@@ -66,7 +66,8 @@ fn upgrades() -> anyhow::Result<()> {
     let setting = format!("api.catalogue_dir={catalogue:?}");
     // The gateway knows of a catalogue when the cluster is connected: its keys are pinned.
     make_catalogue(&folder, &catalogue)?;
-    let site = with_pods_and("upgrades", &["--set", &setting])?;
+    // Which version is wanted is for this test to say.
+    let site = with_pods_and("upgrades", &["--set", &setting, "--set", "api.upgrades.automatic=false"])?;
     let admin = cluster().admin().namespace("towline");
     let before = settled()?;
     site.ok(&["connect", "-n", "c1", "-g", GROUP, "--skip-network-check"]).with_context(pods)?;
@@ -85,7 +86,7 @@ fn upgrades() -> anyhow::Result<()> {
         let (phase, reason) =
             (state["phase"].as_str().unwrap_or_default(), state["reason"].as_str().unwrap_or_default());
         ensure!(phase == broken.state && broken.reasons.contains(&reason), "{}: {state:#}", broken.fault);
-        ensure!(images(&admin)? == first, "{}: the agents have other images: {:?}", broken.fault, images(&admin)?);
+        ensure!(images(&admin)? == first, "{}: the agents had {first:?} and have {:?}", broken.fault, images(&admin)?);
         going.is_well().with_context(|| format!("{}: {state:#}", broken.fault))?;
         if broken.fault == "rights" {
             let message = state["message"].as_str().unwrap_or_default();

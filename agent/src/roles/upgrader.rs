@@ -301,8 +301,15 @@ impl Upgrader {
         let state = State::new(&version, daemon::release::version(), last, self.clock.now());
         *self.begun.lock().unwrap_or_else(PoisonError::into_inner) = Some((version, Instant::now()));
         self.kept.set(&state).await?;
-        self.make_job(&Work::Upgrade(plan)).await?;
-        Ok(TICK)
+        let Err(error) = self.make_job(&Work::Upgrade(plan)).await else { return Ok(TICK) };
+        if let kube::Error::Api(status) = &error {
+            // A quota, a policy: until that is changed nothing is under way.
+            let message = format!("the Job {} cannot be made: {}; it is tried again", job::NAME, status.message);
+            tracing::warn!(version = state.version, message, "an upgrade of the agents waits");
+            self.kept.set(&state.at(Phase::Waiting, "NoJob", &message, self.clock.now())).await?;
+            return Ok(self.settings.interval);
+        }
+        Err(error)
     }
 
     fn finish(&self) -> Work {
@@ -323,9 +330,10 @@ impl Upgrader {
         }
     }
 
+    /// It is there until its pods have ended: one that still applies something must not meet the next one.
     async fn remove_job(&self) -> Result<(), kube::Error> {
         let jobs: Api<Job> = Api::default_namespaced(self.client.clone());
-        match jobs.delete(job::NAME, &DeleteParams::background()).await {
+        match jobs.delete(job::NAME, &DeleteParams::foreground()).await {
             Ok(_) => Ok(()),
             Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
             Err(err) => Err(err),
@@ -339,7 +347,14 @@ impl Upgrader {
         }
         let pods: Api<Pod> = Api::default_namespaced(self.client.clone());
         let own = ListParams::default().labels(&format!("app.kubernetes.io/name={}", job::NAME)).limit(PODS_MAX);
-        let trouble = job::trouble(&pods.list(&own).await?.items);
+        let mut pods = pods.list(&own).await?.items;
+        // Those of a Job before this one say nothing of it.
+        let is_its = |pod: &Pod| {
+            let owners = pod.metadata.owner_references.iter().flatten();
+            owners.into_iter().any(|owner| Some(&owner.uid) == job.metadata.uid.as_ref())
+        };
+        pods.retain(is_its);
+        let trouble = job::trouble(&pods);
         let since = trouble.as_ref().map(|trouble| match *standing {
             Some((reason, since)) if reason == trouble.reason => (reason, since),
             _ => (trouble.reason, Instant::now()),

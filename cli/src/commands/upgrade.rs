@@ -66,7 +66,8 @@ pub async fn run(args: Args) -> Outcome {
     let (api, id) = (Api::of(&context)?, context.cluster(&args.cluster.resource_group, &args.cluster.name)?);
     let target = at(&id, versions::CLUSTERS);
     let resource = api.get(&target).await?;
-    if resource["properties"]["arcAgentProfile"]["agentAutoUpgrade"] == "Enabled" && !args.rights_only {
+    // What is not said is on.
+    if resource["properties"]["arcAgentProfile"]["agentAutoUpgrade"] != "Disabled" && !args.rights_only {
         let error = anyhow!(
             "'towline upgrade' to manually upgrade agents is only supported when auto-upgrade is set to false."
         );

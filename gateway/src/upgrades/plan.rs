@@ -317,6 +317,10 @@ fn judge<'a>(member: &'a Member, kind: Option<&ExtensionType>, settings: &Upgrad
     if is_silent {
         return of(Phase::Silent, Some(newest));
     }
+    // Also one whose agents say that they were upgraded, and have another version: it is not to hold its place for ever.
+    if member.since_ms.is_some_and(|since| now_ms - since > UNENDED_MS) {
+        return failed(("NotEnded".to_owned(), format!("The agents do not have version {newest} a day later.")));
+    }
     of(Phase::Running, Some(newest))
 }
 

@@ -38,6 +38,9 @@ pub struct Plan {
     pub timeout: Duration,
 }
 
+/// How long the Job's pod has to end.
+const GRACE_SECONDS: u32 = 2;
+
 /// What the Job is to do.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Work {
@@ -92,6 +95,8 @@ pub fn manifest(upgrader: &Deployment, namespace: &str, work: &Work) -> Value {
     pod["containers"] = json!([container("upgrade", &own["image"], &run)]);
     pod["volumes"] = json!([{"name": "work", "emptyDir": {"medium": "Memory", "sizeLimit": FOLDER_SIZE}}]);
     pod["restartPolicy"] = "Never".into();
+    // What it does is written down before it is begun: nothing is gained by waiting for it.
+    pod["terminationGracePeriodSeconds"] = GRACE_SECONDS.into();
     json!({
         "apiVersion": "batch/v1",
         "kind": "Job",
@@ -99,6 +104,8 @@ pub fn manifest(upgrader: &Deployment, namespace: &str, work: &Work) -> Value {
         "spec": {
             "backoffLimit": RETRIES,
             "ttlSecondsAfterFinished": KEPT_SECONDS,
+            // Two at once would apply and take back at the same time.
+            "podReplacementPolicy": "Failed",
             "template": {"metadata": {"labels": labels}, "spec": pod},
         },
     })
@@ -117,6 +124,10 @@ pub struct Trouble {
 
 /// What is wrong with the Job's pods, as far as they say it.
 pub fn trouble(pods: &[Pod]) -> Option<Trouble> {
+    // One that failed is no trouble while another one works.
+    if pods.iter().any(is_at_work) {
+        return None;
+    }
     let mut broken = Vec::new();
     let mut found = None;
     for pod in pods {
@@ -154,6 +165,13 @@ pub fn trouble(pods: &[Pod]) -> Option<Trouble> {
         Some(message) => Some(Trouble { reason: "DoesNotStart", message, is_final: !broken.is_empty() }),
         None => found,
     }
+}
+
+/// Whether a container of it runs.
+fn is_at_work(pod: &Pod) -> bool {
+    let statuses = pod.status.iter().flat_map(|status| [&status.init_container_statuses, &status.container_statuses]);
+    let runs = statuses.flatten().flatten().any(|one| one.state.as_ref().is_some_and(|state| state.running.is_some()));
+    runs && pod.metadata.deletion_timestamp.is_none()
 }
 
 #[cfg(test)]
@@ -206,7 +224,10 @@ mod tests {
         let failed = pod(json!({"initContainerStatuses": [ended]}));
         let once = trouble(std::slice::from_ref(&failed)).unwrap();
         assert!(once.reason == "DoesNotStart" && once.message.contains("unknown word") && !once.is_final, "{once:?}");
-        assert!(trouble(&[failed.clone(), failed]).unwrap().is_final);
+        assert!(trouble(&[failed.clone(), failed.clone()]).unwrap().is_final);
+        let works = pod(json!({"containerStatuses": [{"name": "upgrade", "image": "a:2", "imageID": "", "ready": true,
+            "restartCount": 0, "state": {"running": {}}}]}));
+        assert_eq!(trouble(&[failed.clone(), failed, works]), None, "another one goes on");
         let good = container(json!({"terminated": {"exitCode": 0}}));
         assert_eq!(trouble(&[pod(json!({"initContainerStatuses": [good]}))]), None);
     }

@@ -217,7 +217,8 @@ impl<'a> Upgrade<'a> {
     async fn undo_again(&self, state: State) -> anyhow::Result<()> {
         let before = self.kept.read(state::BEFORE).await.context("read the objects of the old version")?;
         let before: Vec<Value> = serde_json::from_str(before.as_deref().unwrap_or("[]"))?;
-        let mut failed = None;
+        // Somebody removed them: nothing was taken back, whatever the pods look like.
+        let mut failed = before.is_empty().then(|| anyhow!("the objects of that version are not kept any more"));
         for object in &before {
             if let Err(error) = self.apply_one(object).await {
                 tracing::warn!("{error:#}");
