@@ -310,6 +310,8 @@ fn attack_th44_repository_that_is_too_large_is_said_and_harms_no_other(gitops: &
     let make = format!("head -c {} /dev/urandom >large.bin", 40 * 1024 * 1024);
     run(Command::new("sh").args(["-c", &make]).current_dir(&repository.work), Duration::from_secs(60))?.ok()?;
     repository.push(&[("apps/web.yaml", Some(&map("large", "hello")))])?;
+    // What is left is read for secrets at the end of a run, byte by byte.
+    std::fs::remove_file(repository.work.join("large.bin"))?;
     gitops.put("large", &gitops.folders(&repository, TEAM, &["apps"]))?;
     let refusals = vec![("large".to_owned(), "no space left on device")];
     Ok(Attempt { name: "large", refusals })

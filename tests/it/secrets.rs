@@ -99,8 +99,13 @@ fn files(root: PathBuf) -> anyhow::Result<Vec<PathBuf>> {
     let (mut files, mut folders) = (Vec::new(), vec![root]);
     while let Some(folder) = folders.pop() {
         for entry in std::fs::read_dir(folder)? {
-            let path = entry?.path();
-            if path.is_dir() {
+            let entry = entry?;
+            let (path, kind) = (entry.path(), entry.file_type()?);
+            // What a repository keeps is compressed, and a link, such as tests of hostile repositories make, leads anywhere.
+            if kind.is_symlink() || path.extension().is_some_and(|end| end == "git") || path.ends_with(".git") {
+                continue;
+            }
+            if kind.is_dir() {
                 folders.push(path);
                 continue;
             }
