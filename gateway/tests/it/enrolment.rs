@@ -150,6 +150,20 @@ impl Site {
         site
     }
 
+    /// From now on there is a built-in issuer.
+    fn open_issuer(&self) {
+        let issuer = Issuer::open(IssuerSettings {
+            url: "https://gateway.test/.towline/issuer".to_owned(),
+            state: self.world.dir.path().join("issuer"),
+            ttl: Duration::from_secs(600),
+            tenant: TENANT.to_owned(),
+            api_audience: URL.to_owned(),
+            audiences: Vec::new(),
+            clients: Vec::new(),
+        });
+        self.world.gateway.set_issuer(Arc::new(issuer.unwrap()));
+    }
+
     async fn api(&self, method: &str, id: &str, body: Option<Value>) -> Answer {
         let token = self.world.issuer.token("owner", &[], URL, SystemTime::now());
         let version = if id.contains("/providers/") { "2024-01-01" } else { "2024-03-01" };
@@ -819,16 +833,7 @@ async fn r9_a_cluster_gets_tokens_of_its_identity_for_allowed_audiences_alone() 
     let wanted = |audience: &str| json!({"audience": audience});
     let (status, body) = ask(&tunnel, Method::POST, paths::TOKEN, &wanted(URL)).await;
     assert_eq!((status, &body["error"]["code"]), (503, &json!("ServiceUnavailable")), "the issuer is not there yet");
-    let issuer = Issuer::open(IssuerSettings {
-        url: "https://gateway.test/.towline/issuer".to_owned(),
-        state: site.world.dir.path().join("issuer"),
-        ttl: Duration::from_secs(600),
-        tenant: TENANT.to_owned(),
-        api_audience: URL.to_owned(),
-        audiences: Vec::new(),
-        clients: Vec::new(),
-    });
-    site.world.gateway.set_issuer(Arc::new(issuer.unwrap()));
+    site.open_issuer();
     for audience in [URL, &format!("{URL}/"), "api://vault"] {
         let (status, body) = ask(&tunnel, Method::POST, paths::TOKEN, &wanted(audience)).await;
         assert_eq!(status, 200, "{body}");
@@ -853,16 +858,7 @@ async fn e11_a_cluster_gets_tokens_of_its_own_extensions_identities() {
     site.cluster("other", &other).await;
     let tunnel = site.tunnel(&site.enrol("edge", &key).await).await;
     let others = site.tunnel(&site.try_enrol("other", &other, "another-uid").await.ok().unwrap()).await;
-    let issuer = Issuer::open(IssuerSettings {
-        url: "https://gateway.test/.towline/issuer".to_owned(),
-        state: site.world.dir.path().join("issuer"),
-        ttl: Duration::from_secs(600),
-        tenant: TENANT.to_owned(),
-        api_audience: URL.to_owned(),
-        audiences: Vec::new(),
-        clients: Vec::new(),
-    });
-    site.world.gateway.set_issuer(Arc::new(issuer.unwrap()));
+    site.open_issuer();
     let extension =
         |name: &str| format!("{}/providers/Microsoft.KubernetesConfiguration/extensions/{name}", id("edge"));
     let write = async |name: &str, body: Value| {
