@@ -3,9 +3,9 @@
 //! is end to end between source-controller and the source, so neither this agent nor the gateway sees what is fetched, nor
 //! credentials of the source.
 //!
-//! Who may use it: whoever has the credentials that [`Grants`] gave for one configuration, which stand in a Secret that
-//! its source names (`proxySecretRef`). They lead to that configuration's own source and nowhere else. They live as long as
-//! this process: the next one makes others, and writes the Secrets again.
+//! A client shows credentials. [`Grants`] makes them for each configuration and writes them into the Secret that the
+//! configuration's source names (`proxySecretRef`). They lead to that source and nowhere else. They are valid as long as
+//! this process runs; the next one makes new credentials and writes the Secrets again.
 //!
 //! The listener is there once the first configuration needs it.
 
@@ -149,7 +149,7 @@ impl Grants {
         Ok(Credentials { user: owner.to_owned(), password })
     }
 
-    /// Lets it through no more: its credentials are worth nothing, and its connections end.
+    /// Withdraws the grant of a configuration: its credentials are refused from now on, and its open connections end.
     pub fn take(&self, owner: &str) {
         if self.all().remove(owner).is_some() {
             self.0.changes.send_modify(|count| *count += 1);
@@ -170,7 +170,7 @@ impl Grants {
         Err(Refusal { status: StatusCode::FORBIDDEN, result: "other_host", message })
     }
 
-    /// Returns once these credentials lead there no more.
+    /// Returns when these credentials no longer allow this destination.
     async fn lost(&self, credentials: &Credentials, to: &str) {
         let mut changes = self.0.changes.subscribe();
         while self.judge(credentials, to).is_ok() {
@@ -498,7 +498,7 @@ mod tests {
     async fn n1_bytes_go_both_ways_through_the_gateway() {
         let played = Played::new().await;
         let credentials = played.grants.give("shop", "shop", TO).unwrap();
-        // Whoever does not wait for the answer loses nothing.
+        // The client sends data before it has read the answer; that data arrives too.
         let mut socket = played.ask(&format!("{}hello", connect("GIT.example.org:443", &credentials))).await;
         let (head, mut stream) = played.arrived().await;
         assert_eq!((head.role.as_str(), head.method), ("egress", http::Method::CONNECT));

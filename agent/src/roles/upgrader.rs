@@ -324,7 +324,7 @@ impl Upgrader {
         let jobs: Api<Job> = Api::default_namespaced(self.client.clone());
         match jobs.create(&PostParams::default(), &job).await {
             Ok(_) => Ok(()),
-            // One of before is on its way out: the next look makes it.
+            // Another upgrader process has made one since the look above; the next look finds it.
             Err(kube::Error::Api(status)) if status.code == 409 => Ok(()),
             Err(err) => Err(err),
         }

@@ -283,7 +283,8 @@ fn version(deployment: &Value) -> Option<&str> {
     deployment["metadata"]["labels"][VERSION_LABEL].as_str()
 }
 
-/// A tag that is the version of before is not one that was typed, nor the digest that an upgrade put behind it.
+/// The image without what the installed version itself added: a tag that is that version, with the digest behind it. Any
+/// other tag or digest was typed by somebody and stays.
 fn image(deployment: &Value) -> Option<String> {
     let image = deployment["spec"]["template"]["spec"]["containers"][0]["image"].as_str()?;
     let tag = format!(":{}", version(deployment)?);

@@ -558,7 +558,7 @@ mod tests {
         let told = report(&stuck, &[], &Hidden::default());
         assert_eq!(told.compliance, Compliance::NonCompliant);
         assert!(told.error.unwrap().contains("more than its timeout of 30 seconds"));
-        // Another generation has its own time, and what ends has it no more.
+        // The time begins anew with another generation, and does not count for a source that has come to an end.
         let mut other = (*progress("begins")).clone();
         other.generation = 2;
         assert_eq!(memory.judge(&Arc::new(other), None, late).compliance, Compliance::Pending);

@@ -210,7 +210,7 @@ impl Keeper {
         }
     }
 
-    /// Has whoever looks at the cluster's Events see what is wrong, once a day. `told` has when that was.
+    /// Makes a Kubernetes Event of each warning, once a day. `told` holds when each warning was reported last.
     pub(super) async fn tell(&self, warnings: &[String], told: &mut BTreeMap<String, time::Instant>) {
         told.retain(|warning, at| warnings.contains(warning) && at.elapsed() < TELL_AGAIN);
         for warning in warnings {

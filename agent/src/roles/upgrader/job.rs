@@ -44,7 +44,7 @@ const GRACE_SECONDS: u32 = 2;
 /// What the Job is to do.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Work {
-    /// Upgrade.
+    /// Install another version.
     Upgrade(Plan),
     /// Go on with one that was cut off, or go back, by what is kept: the new image may not be there any more.
     Finish {

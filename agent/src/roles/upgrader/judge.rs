@@ -2,7 +2,7 @@
 
 use ::catalogue::version::Version;
 
-/// Minor versions that agents may go back: the same that a gateway serves beside its own (docs/features.md U4).
+/// Minor versions that agents may go back. A gateway bounds it further: it serves one beside its own (docs/features.md U4).
 const MINORS_BACK: u64 = 2;
 
 /// What is known of the agents that run.

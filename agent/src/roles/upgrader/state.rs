@@ -1,6 +1,6 @@
 //! How far an upgrade is: one ConfigMap, `towline-upgrade`, which the upgrader and its Job write and the
-//! controller-manager reads for its heartbeat. It outlives all pods, so that an upgrade that was cut off is finished or
-//! undone by whoever comes next.
+//! controller-manager reads for its heartbeat. It outlives all pods, so that a later Job can finish or undo an
+//! upgrade that was interrupted.
 
 use std::{collections::BTreeMap, time::SystemTime};
 

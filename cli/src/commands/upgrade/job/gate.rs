@@ -39,7 +39,7 @@ impl Fault {
 
 /// What is watched.
 pub struct Gate<'a> {
-    /// Where.
+    /// The cluster whose agents are upgraded.
     pub cluster: &'a Kubernetes,
     /// Namespace of the agents.
     pub namespace: &'a str,

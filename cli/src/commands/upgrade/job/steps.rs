@@ -3,7 +3,7 @@
 //!
 //! 1. compare: where the new version needs what an upgrade may not give, the upgrade waits, and nothing is changed
 //! 2. keep the objects of the old version
-//! 3. controller-manager, alone: where the new version does not connect or crashes, users' tunnels are those of before
+//! 3. controller-manager, alone: if the new version crashes or does not connect, users still have the old version's tunnels
 //! 4. the other agents: new pods hold a tunnel before old ones let go of theirs
 //! 5. the upgrader
 //!
