@@ -34,8 +34,8 @@ use crate::{
 type Check = fn(&Config, &mut Faults);
 
 /// What is looked at of files and addresses, in order. The store is looked at after them.
-const CHECKS: [Check; 7] =
-    [certificates, certificate_name, private_keys, issuers, built_in_issuer, catalogue, addresses];
+const CHECKS: [Check; 8] =
+    [certificates, certificate_name, private_keys, issuers, built_in_issuer, catalogue, addresses, replica];
 /// What a reload takes as well.
 const RELOADED: [Check; 2] = [certificate_name, private_keys];
 
@@ -176,6 +176,28 @@ fn addresses(config: &Config, faults: &mut Faults) {
             }
             _ => {}
         }
+    }
+}
+
+/// Other replicas can dial this one, and are known by certificates of an authority that all of them have.
+fn replica(config: &Config, faults: &mut Faults) {
+    let Some(replicas) = &config.replicas else { return };
+    if replicas.address.is_none() {
+        faults.push(
+            "replicas.address",
+            "is missing: the host and port that other replicas dial, for listen has no specific address (or --replica-address)",
+        );
+    }
+    if config.agents.authority.is_none() {
+        faults.push(
+            "replicas",
+            "needs [agents] authority_dir, the same at all replicas: their certificates for one another are of that authority",
+        );
+    }
+    if let Err(error) = TcpListener::bind(replicas.listen).map(drop)
+        && !matches!(error.kind(), io::ErrorKind::AddrInUse | io::ErrorKind::PermissionDenied)
+    {
+        faults.push("replicas.listen", format_args!("{} cannot be listened on: {error}", replicas.listen));
     }
 }
 

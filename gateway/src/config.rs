@@ -6,6 +6,7 @@ pub mod api;
 pub mod egress;
 pub mod issuer;
 pub mod reference;
+pub mod replicas;
 pub mod upgrades;
 pub mod webhook;
 
@@ -25,7 +26,7 @@ use certs::{Credentials, is_below};
 use daemon::settings::{self, BadFile, Faults, Section};
 use types::{ids::ClusterId, limits};
 
-use self::{agents::Agents, api::Api, egress::Egress, issuer::BuiltInIssuer};
+use self::{agents::Agents, api::Api, egress::Egress, issuer::BuiltInIssuer, replicas::Replicas};
 
 /// All that a gateway is told.
 #[derive(Debug, Clone)]
@@ -46,6 +47,8 @@ pub struct Config {
     pub api: Option<Api>,
     /// The built-in issuer, if this gateway runs it.
     pub issuer: Option<BuiltInIssuer>,
+    /// How this gateway is one of several, if it is.
+    pub replicas: Option<Replicas>,
     /// What a reload replaces.
     pub dynamic: Dynamic,
 }
@@ -228,6 +231,8 @@ impl Config {
         let issuer = root
             .optional_section("issuer", faults)
             .and_then(|section| BuiltInIssuer::read(section, api.is_some(), faults));
+        let replicas = root.optional_section("replicas", faults);
+        let replicas = replicas.and_then(|section| Replicas::read(section, api.as_ref().map(Option::as_ref), faults));
         root.end(faults);
         Some(Self {
             file: None,
@@ -238,6 +243,7 @@ impl Config {
             limits,
             api: api.map_or(Some(None), |api| api.map(Some))?,
             issuer,
+            replicas,
             dynamic,
         })
     }

@@ -16,6 +16,7 @@ use crate::{
     issuer::Issuer,
     metrics::Metrics,
     named::{Named, Names},
+    replicas::Replicas,
     sessions::{Sessions, slots::Slots},
     snapshot::Snapshots,
     trust::Trust,
@@ -61,6 +62,8 @@ pub struct Core {
     pub shutdown: Shutdown,
     /// Certificates and trust.
     pub trust: Arc<Trust>,
+    /// The other gateways that share the store, if this one is one of several.
+    pub replicas: Option<Arc<Replicas>>,
 }
 
 impl Core {

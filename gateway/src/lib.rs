@@ -31,6 +31,7 @@
 //! | [`control`] | keeps store and directory in step; long-running operations |
 //! | [`sessions`] | how long a request lives; re-authorised while it does |
 //! | [`fleet`] | live tunnels, and what agents ask and tell |
+//! | [`replicas`] | the other gateways that share the store, and whose tunnels they have |
 //! | [`events`] | what happens to clusters, as it is told |
 //! | [`admission`] | bounds and turns of connections and handshakes |
 //! | [`audit`] | one record for each request |
@@ -101,6 +102,7 @@ pub mod random;
 pub mod rate;
 pub mod reload;
 pub mod renew;
+pub mod replicas;
 pub mod request;
 pub mod resources;
 pub mod roll_over;
@@ -136,6 +138,7 @@ use self::{
     issuer::Issuer,
     metrics::Metrics,
     reload::{ReloadError, Reloader},
+    replicas::Replicas,
     rollout::Rollouts,
     sessions::{EndReason, Sessions},
     snapshot::{Snapshot, Snapshots},
@@ -330,6 +333,7 @@ impl Gateway {
             control.set_trust(Arc::clone(&trust));
             snapshots.load().warn_of_shadowed();
         }
+        let replicas = config.replicas.clone().map(|settings| Arc::new(Replicas::new(settings, None)));
         let core = Arc::new(Core {
             told: Default::default(),
             agents: Default::default(),
@@ -350,6 +354,7 @@ impl Gateway {
             tasks: TaskGroup::new("gateway"),
             shutdown: extras.shutdown.child(),
             trust,
+            replicas,
         });
         let reloader = Arc::new(Reloader::new(Arc::clone(&core), Arc::clone(&quic), config));
         let log_level = extras.log_level;

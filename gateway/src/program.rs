@@ -24,6 +24,12 @@ struct Args {
     /// The configuration file.
     #[arg(long, global = true, default_value = "/etc/towline/gateway.toml")]
     config: PathBuf,
+    /// The name of this gateway among its replicas, in place of that in [replicas] of the configuration.
+    #[arg(long, global = true, value_name = "NAME")]
+    replica_name: Option<String>,
+    /// The host and port that other replicas dial, in place of that in [replicas] of the configuration.
+    #[arg(long, global = true, value_name = "HOST:PORT")]
+    replica_address: Option<String>,
     /// What to log: a level or a list such as `info,tunnel=debug`. What agents log is left to a filter that names it,
     /// such as `info,agent_logs=debug`. Programs built for release say no more at trace than at debug.
     #[arg(long, default_value = "info")]
@@ -141,10 +147,13 @@ pub fn main() -> ExitCode {
     if let Some(Command::ConfigReference) = args.command {
         return say(config::reference::text().trim_end_matches('\n'));
     }
-    let config = match Config::load(&args.config) {
+    let mut config = match Config::load(&args.config) {
         Ok(config) => config,
         Err(error) => return fail(BAD_CONFIG, &error),
     };
+    if let Err(why) = as_replica(&mut config, args.replica_name.as_deref(), args.replica_address.as_deref()) {
+        return fail(BAD_CONFIG, anyhow::Error::msg(why).as_ref());
+    }
     if let Some(Command::Backup { to }) = &args.command {
         return backup(&config, to);
     }
@@ -184,6 +193,15 @@ pub fn main() -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => fail(1, error.as_ref()),
+    }
+}
+
+/// Takes the flags that say which replica this is.
+fn as_replica(config: &mut Config, name: Option<&str>, address: Option<&str>) -> Result<(), String> {
+    match &mut config.replicas {
+        Some(replicas) => replicas.set(name, address),
+        None if name.is_none() && address.is_none() => Ok(()),
+        None => Err("--replica-name and --replica-address need [replicas] in the configuration".to_owned()),
     }
 }
 

@@ -52,6 +52,12 @@ pub const TABLES: &[Table] = &[
     ),
     many("api.webhooks", "Who is told what happens to clusters, by signed CloudEvents. At most 16.", WEBHOOKS),
     table("issuer", false, "The built-in issuer; without it everybody signs in elsewhere. Needs [api].", ISSUER),
+    table(
+        "replicas",
+        false,
+        "How this gateway is one of several that share one PostgreSQL store and one address (docs/replicas.md). Without it it is the only one.",
+        REPLICAS,
+    ),
     many("issuers", "Who may issue users' tokens, the built-in one too. Agents need the same tables.", ISSUER_KEYS),
     many(
         "clusters",
@@ -255,6 +261,25 @@ const WEBHOOKS: &[Key] = &[
 const ISSUER: &[Key] = &[
     Key::required("state_dir", "\"issuer\"", "Its folder: keys, users, service principals."),
     Key::default("token_lifetime", "\"1h\"", "How long its tokens live, and the longest that may be asked for."),
+];
+
+const REPLICAS: &[Key] = &[
+    Key::example(
+        "name",
+        "\"gateway-0\"",
+        "Name of this replica, different from the others': 1 to 63 characters of a-z, 0-9, - and .; without it the host name. --replica-name overrides it.",
+    ),
+    Key::default("listen", "\"0.0.0.0:8444\"", "Address and port where other replicas connect to this one."),
+    Key::example(
+        "address",
+        "\"10.0.0.7:8444\"",
+        "Host and port that other replicas dial; without it `listen`, which then needs a specific address. --replica-address overrides it.",
+    ),
+    Key::default(
+        "stale_for",
+        "\"5m\"",
+        "How long a replica that cannot renew its lease in the store goes on with what it knows once the lease has ended. 0s is strict.",
+    ),
 ];
 
 const CLUSTERS: &[Key] = &[Key::required(

@@ -1,0 +1,373 @@
+//! The other gateways that share this one's store: which of them are alive, and which have tunnels of a cluster
+//! (docs/replicas.md). Only with `[replicas]`.
+//!
+//! Each replica has a row in the store that it renews, its **lease**, and a row for each cluster that it has tunnels
+//! of. All replicas keep these rows in memory. The database's clock alone decides whose lease has ended, because clocks
+//! of machines differ. A replica that cannot renew its own lease for long enough admits nothing more: it is
+//! **fenced**.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | [`holders`] | which other replicas have tunnels of which clusters |
+
+pub mod holders;
+
+use std::{
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use arc_swap::ArcSwap;
+use tokio::sync::watch;
+use types::ids::ClusterKey;
+
+use self::holders::{Count, Holders, Number};
+use crate::config::replicas::Replicas as Settings;
+
+/// How long a lease lasts from each renewal on, by the database's clock.
+pub const LEASE: Duration = Duration::from_secs(10);
+/// How often a lease is renewed.
+pub const RENEW_EVERY: Duration = Duration::from_secs(2);
+/// Other replicas that are looked at. More rows than this are not of a sound installation.
+pub const MOST_REPLICAS: usize = 256;
+
+/// Another replica, from one of its starts to the end of that process.
+#[derive(Debug)]
+pub struct Replica {
+    /// Its name.
+    pub name: String,
+    /// Which of its starts this is. A later start of the same name has a higher one.
+    pub generation: i64,
+    /// The host and port of its listener for other replicas.
+    pub address: String,
+    /// The version of its program.
+    pub version: String,
+    number: Number,
+    applied: AtomicI64,
+    /// When its lease was renewed last, by the database's clock.
+    renewed: AtomicI64,
+    /// The renewal at which a connection to it was refused.
+    failed: AtomicI64,
+    alive: AtomicBool,
+}
+
+impl Replica {
+    /// The newest revision of the store that its decisions know.
+    pub fn applied(&self) -> i64 {
+        self.applied.load(Ordering::Acquire)
+    }
+
+    /// Whether requests can be passed to it: its lease lasts, and no connection was refused since its last renewal.
+    pub fn is_reachable(&self) -> bool {
+        self.alive.load(Ordering::Relaxed)
+            && self.failed.load(Ordering::Relaxed) != self.renewed.load(Ordering::Relaxed)
+    }
+}
+
+/// A row of another replica, as it was read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Seen {
+    /// Its name.
+    pub name: String,
+    /// Which of its starts.
+    pub generation: i64,
+    /// What others dial.
+    pub address: String,
+    /// The version of its program.
+    pub version: String,
+    /// The newest revision that its decisions know.
+    pub applied: i64,
+    /// When it renewed its lease last, milliseconds since 1970 by the database's clock.
+    pub renewed_ms: i64,
+    /// Whether its lease has not ended, by the same clock.
+    pub alive: bool,
+}
+
+/// Time since the machine started, which goes on while it is suspended. Tests bring their own.
+pub type Uptime = Arc<dyn Fn() -> Duration + Send + Sync>;
+
+/// The replicas, as this one knows them.
+pub struct Replicas {
+    settings: Settings,
+    generation: AtomicI64,
+    uptime: Uptime,
+    /// Milliseconds of [`Uptime`] from which on nothing is admitted.
+    fenced_at: AtomicU64,
+    /// A later start has this name now.
+    superseded: AtomicBool,
+    /// All whose rows are there, alive or not.
+    known: ArcSwap<Vec<Arc<Replica>>>,
+    alive: watch::Sender<Arc<[Arc<Replica>]>>,
+    holders: Holders,
+    /// The number of the next start that is seen.
+    next: Mutex<Number>,
+}
+
+impl Replicas {
+    /// Knows nobody yet, and admits nothing until the first lease.
+    pub fn new(settings: Settings, uptime: Option<Uptime>) -> Self {
+        Self {
+            settings,
+            generation: AtomicI64::new(0),
+            uptime: uptime.unwrap_or_else(|| Arc::new(boot_time)),
+            fenced_at: AtomicU64::new(0),
+            superseded: AtomicBool::new(false),
+            known: ArcSwap::default(),
+            alive: watch::Sender::new(Arc::from([])),
+            holders: Holders::default(),
+            next: Mutex::new(0),
+        }
+    }
+
+    /// The name of this replica.
+    pub fn name(&self) -> &str {
+        &self.settings.name
+    }
+
+    /// What it is told.
+    pub fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    /// Which start of this replica's name this process is; 0 before its first lease.
+    pub fn generation(&self) -> i64 {
+        self.generation.load(Ordering::Acquire)
+    }
+
+    /// The other replicas that are alive.
+    pub fn others(&self) -> Arc<[Arc<Replica>]> {
+        Arc::clone(&self.alive.borrow())
+    }
+
+    /// Changes when another replica starts or ends.
+    pub fn watch(&self) -> watch::Receiver<Arc<[Arc<Replica>]>> {
+        self.alive.subscribe()
+    }
+
+    /// Other replicas that are alive and have a tunnel of a cluster that takes users, in no particular order. Does not
+    /// allocate where there are none.
+    pub fn holders(&self, key: &ClusterKey) -> Vec<Arc<Replica>> {
+        let mut found = Vec::new();
+        self.holders.each(key, |number, count| {
+            if count.users > 0
+                && let Some(replica) = self.known.load().iter().find(|replica| replica.number == number)
+                && replica.is_reachable()
+            {
+                found.push(Arc::clone(replica));
+            }
+        });
+        found
+    }
+
+    /// How many tunnels of a cluster other replicas have that are alive.
+    pub fn tunnels_elsewhere(&self, key: &ClusterKey) -> usize {
+        let mut sum = 0;
+        self.holders.each(key, |number, count| {
+            let known = self.known.load();
+            let alive = known.iter().any(|replica| replica.number == number && replica.alive.load(Ordering::Relaxed));
+            if alive {
+                sum += count.all();
+            }
+        });
+        sum
+    }
+
+    /// Clusters that have tunnels at other replicas.
+    pub fn clusters_elsewhere(&self) -> usize {
+        self.holders.clusters()
+    }
+
+    /// A connection to a replica was refused: [`Self::holders`] passes it over until it renews its lease.
+    pub fn failed(&self, replica: &Replica) {
+        replica.failed.store(replica.renewed.load(Ordering::Relaxed), Ordering::Relaxed);
+    }
+
+    /// Whether anything new may begin here: this replica's lease lasts, or ended less than `stale_for` ago, and no
+    /// later start has its name.
+    pub fn admits(&self) -> bool {
+        !self.superseded.load(Ordering::Acquire)
+            && milliseconds((self.uptime)()) < self.fenced_at.load(Ordering::Acquire)
+    }
+
+    /// Holds a lease that was asked for at an instant of [`Self::uptime`].
+    pub fn renewed(&self, generation: i64, asked: Duration) {
+        self.generation.store(generation, Ordering::Release);
+        let until = asked.saturating_add(LEASE).saturating_add(self.settings.stale_for);
+        self.fenced_at.fetch_max(milliseconds(until), Ordering::AcqRel);
+    }
+
+    /// A later start has this replica's name: nothing is admitted here any more.
+    pub fn superseded(&self) {
+        self.superseded.store(true, Ordering::Release);
+    }
+
+    /// Whether a later start has this replica's name.
+    pub fn is_superseded(&self) -> bool {
+        self.superseded.load(Ordering::Acquire)
+    }
+
+    /// Time since the machine started.
+    pub fn uptime(&self) -> Duration {
+        (self.uptime)()
+    }
+
+    /// Takes the rows of all other replicas. What starts had that are no longer among them is forgotten.
+    pub fn learn(&self, rows: &[Seen]) {
+        let known = self.known.load_full();
+        let mut next = self.next.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut now = Vec::with_capacity(rows.len());
+        for row in rows.iter().take(MOST_REPLICAS) {
+            let same = known.iter().find(|known| known.name == row.name && known.generation == row.generation);
+            let replica = same.map(Arc::clone).unwrap_or_else(|| {
+                *next += 1;
+                Arc::new(Replica {
+                    name: row.name.clone(),
+                    generation: row.generation,
+                    address: row.address.clone(),
+                    version: row.version.clone(),
+                    number: *next,
+                    applied: AtomicI64::new(row.applied),
+                    renewed: AtomicI64::new(row.renewed_ms),
+                    failed: AtomicI64::new(i64::MIN),
+                    alive: AtomicBool::new(row.alive),
+                })
+            });
+            replica.applied.fetch_max(row.applied, Ordering::AcqRel);
+            replica.renewed.fetch_max(row.renewed_ms, Ordering::AcqRel);
+            replica.alive.store(row.alive, Ordering::Release);
+            now.push(replica);
+        }
+        let gone: Vec<Number> =
+            known.iter().filter(|old| !now.iter().any(|new| new.number == old.number)).map(|old| old.number).collect();
+        let alive: Arc<[Arc<Replica>]> =
+            now.iter().filter(|replica| replica.alive.load(Ordering::Relaxed)).map(Arc::clone).collect();
+        self.known.store(Arc::new(now));
+        gone.into_iter().for_each(|number| self.holders.forget(number));
+        self.alive.send_if_modified(|before| {
+            let same = before.len() == alive.len() && before.iter().zip(alive.iter()).all(|(a, b)| Arc::ptr_eq(a, b));
+            *before = alive;
+            !same
+        });
+    }
+
+    /// All whose rows are there, alive or not.
+    pub fn known(&self) -> Arc<Vec<Arc<Replica>>> {
+        self.known.load_full()
+    }
+
+    /// Another replica has so many tunnels of a cluster from now on. Of one whose row is not there, nothing is kept.
+    pub fn holds(&self, replica: &Replica, key: ClusterKey, count: Count) {
+        if self.known.load().iter().any(|known| known.number == replica.number) {
+            self.holders.set(replica.number, key, count);
+        }
+    }
+}
+
+fn milliseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// Time since the machine started, suspension included: a lease ends while a virtual machine is frozen, too.
+fn boot_time() -> Duration {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    Duration::new(u64::try_from(now.tv_sec).unwrap_or_default(), u32::try_from(now.tv_nsec).unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use types::ids::ClusterId;
+
+    use super::*;
+    use crate::config::replicas::LISTEN;
+
+    fn settings(stale_for: Duration) -> Settings {
+        Settings { name: "a".to_owned(), listen: LISTEN.parse().unwrap(), address: None, stale_for }
+    }
+
+    fn seen(name: &str, generation: i64, renewed_ms: i64, alive: bool) -> Seen {
+        let (address, version) = (format!("{name}:8444"), "1.0.0".to_owned());
+        Seen { name: name.to_owned(), generation, address, version, applied: 1, renewed_ms, alive }
+    }
+
+    fn key(name: &str) -> ClusterKey {
+        let id = format!("/subscriptions/s/resourceGroups/g/providers/Microsoft.Kubernetes/connectedClusters/{name}");
+        id.parse::<ClusterId>().unwrap().key()
+    }
+
+    fn names(replicas: &[Arc<Replica>]) -> Vec<&str> {
+        replicas.iter().map(|replica| replica.name.as_str()).collect()
+    }
+
+    const ONE: Count = Count { users: 1, others: 0 };
+
+    #[test]
+    fn t7_holders_are_alive_replicas_with_a_tunnel_for_users() {
+        let replicas = Replicas::new(settings(Duration::ZERO), None);
+        replicas.learn(&[seen("b", 1, 1, true), seen("c", 1, 1, true)]);
+        let others = replicas.others();
+        assert_eq!(names(&others), ["b", "c"]);
+        replicas.holds(&others[0], key("x"), ONE);
+        replicas.holds(&others[1], key("x"), Count { users: 2, others: 1 });
+        replicas.holds(&others[1], key("y"), Count { users: 0, others: 1 });
+        assert_eq!(names(&replicas.holders(&key("x"))), ["b", "c"]);
+        assert_eq!((replicas.holders(&key("y")).len(), replicas.tunnels_elsewhere(&key("y"))), (0, 1));
+        assert_eq!(replicas.tunnels_elsewhere(&key("x")), 4);
+
+        // A refused connection counts until the next renewal.
+        replicas.failed(&others[0]);
+        assert_eq!(names(&replicas.holders(&key("x"))), ["c"]);
+        replicas.learn(&[seen("b", 1, 2, true), seen("c", 1, 1, false)]);
+        assert_eq!(names(&replicas.holders(&key("x"))), ["b"], "the lease of c has ended");
+        replicas.learn(&[seen("b", 1, 3, true), seen("c", 1, 3, true)]);
+        assert_eq!(names(&replicas.holders(&key("x"))), ["b", "c"], "c renewed it, and has what it had");
+
+        // Another start has nothing of what the one before it had.
+        replicas.learn(&[seen("b", 2, 4, true), seen("c", 1, 4, true)]);
+        assert_eq!(names(&replicas.holders(&key("x"))), ["c"]);
+        replicas.holds(&others[0], key("z"), ONE);
+        assert_eq!(replicas.clusters_elsewhere(), 2, "what is told of a start that has ended is not kept");
+        replicas.learn(&[]);
+        assert_eq!((replicas.clusters_elsewhere(), replicas.others().len()), (0, 0));
+    }
+
+    #[test]
+    fn t7_watchers_hear_of_starts_and_ends_alone() {
+        let replicas = Replicas::new(settings(Duration::ZERO), None);
+        let mut watch = replicas.watch();
+        let mut heard = |rows: &[Seen]| {
+            replicas.learn(rows);
+            let changed = watch.has_changed().unwrap();
+            watch.mark_unchanged();
+            changed
+        };
+        assert!(heard(&[seen("b", 1, 1, true)]));
+        assert!(!heard(&[seen("b", 1, 2, true)]), "a renewal");
+        assert!(heard(&[seen("b", 1, 2, false)]) && heard(&[seen("b", 1, 5, true)]) && heard(&[seen("b", 2, 6, true)]));
+    }
+
+    #[test]
+    fn k11_a_replica_admits_nothing_once_its_lease_and_the_grace_have_ended() {
+        for stale_for in [Duration::ZERO, Duration::from_secs(300)] {
+            let now = Arc::new(AtomicU64::new(1_000_000));
+            let clock = Arc::clone(&now);
+            let uptime: Uptime = Arc::new(move || Duration::from_millis(clock.load(Ordering::Relaxed)));
+            let replicas = Replicas::new(settings(stale_for), Some(uptime));
+            assert!(!replicas.admits(), "before its first lease");
+            replicas.renewed(1, replicas.uptime());
+            assert!(replicas.admits());
+            let life = u64::try_from((LEASE + stale_for).as_millis()).unwrap();
+            now.fetch_add(life - 1, Ordering::Relaxed);
+            assert!(replicas.admits());
+            now.fetch_add(1, Ordering::Relaxed);
+            assert!(!replicas.admits());
+            replicas.renewed(1, replicas.uptime());
+            assert!(replicas.admits(), "once it can renew its lease again");
+            replicas.superseded();
+            replicas.renewed(1, replicas.uptime());
+            assert!(!replicas.admits(), "a later start has its name");
+        }
+    }
+}
