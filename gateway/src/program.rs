@@ -10,9 +10,9 @@ use daemon::{Shutdown, TaskGroup, chain, raise_open_files, signals, telemetry};
 
 use crate::{
     Extras, Gateway, checks,
-    config::{self, Config},
+    config::{self, Config, api::StoreAt},
     init, lost, owners, renew, roll_over,
-    store::Store,
+    store::{Store, moving},
 };
 
 /// A gateway to Kubernetes clusters behind firewalls.
@@ -72,6 +72,13 @@ enum Command {
     /// Copies the store of a gateway into a file while it runs (SQLite; with PostgreSQL use its own tools).
     Backup {
         /// The file; it must not exist yet.
+        #[arg(long)]
+        to: PathBuf,
+    },
+    /// Copies all that is in the SQLite store into an empty PostgreSQL database, in one transaction, and counts what has
+    /// arrived. The gateway must be stopped, and the configuration is not changed. Prints JSON.
+    MoveStore {
+        /// The file with postgres://<user>:<password>@<host>/<database>, for `[api] postgres_url_file`.
         #[arg(long)]
         to: PathBuf,
     },
@@ -159,6 +166,7 @@ pub fn main() -> ExitCode {
     }
     let now = std::time::SystemTime::now();
     match args.command {
+        Some(Command::MoveStore { to }) => return printed(move_store(&config, &to)),
         Some(Command::User { action }) => return printed(user_command::run(&config, action)),
         Some(Command::Issuer { action }) => return printed(issuer_command::run(&config, &action)),
         Some(Command::RenewCertificate) => {
@@ -277,6 +285,19 @@ fn backup(config: &Config, to: &std::path::Path) -> ExitCode {
         )),
         Err(error) => fail(1, error.as_ref()),
     }
+}
+
+fn move_store(config: &Config, to: &std::path::Path) -> anyhow::Result<serde_json::Value> {
+    let from = match config.api.as_ref().map(|api| &api.store) {
+        Some(StoreAt::Sqlite(file)) => file,
+        Some(StoreAt::Postgres(_)) => anyhow::bail!("[api] has postgres_url_file: the store is in PostgreSQL already"),
+        None => anyhow::bail!("there is nothing to move: the configuration has no [api]"),
+    };
+    user_command::as_its_owner(from)?;
+    checks::private(to).map_err(anyhow::Error::msg)?;
+    let url = config::api::postgres_url(to).map_err(|fault| anyhow::anyhow!("{} {fault}", to.display()))?;
+    let rows = alone(async { Ok(moving::to_postgres(from, &url).await?) })?;
+    Ok(serde_json::json!({"moved": rows.values().sum::<i64>(), "rows": rows}))
 }
 
 fn replace_lost(config: &Config, key: LostKey) -> anyhow::Result<serde_json::Value> {

@@ -12,6 +12,7 @@
 //! | [`protect`] | encryption of what must not be read from the database |
 //! | [`key`] | that the key file is the one of this database |
 //! | [`look`] | whether a database can be used, without changing it |
+//! | [`moving`] | from SQLite to PostgreSQL, once |
 //!
 //! Every write takes the next **revision**, a number that only grows and that is the resource's version (its ETag). Who
 //! feeds a snapshot asks what has changed since the revision that it knows. No statement of the request path comes
@@ -27,6 +28,7 @@ pub mod events;
 pub mod key;
 pub mod logs;
 pub mod look;
+pub mod moving;
 pub mod operations;
 pub mod parts;
 pub mod protect;

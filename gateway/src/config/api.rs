@@ -249,15 +249,10 @@ fn read_store(section: &mut Section, secrets: &mut SecretFiles, faults: &mut Fau
     let postgres = section.path("postgres_url_file", faults);
     let postgres = postgres.and_then(|file| {
         secrets.push(("api.postgres_url_file", file.clone()));
-        let fault = match std::fs::read_to_string(&file) {
-            Ok(url) if url.trim().starts_with("postgres://") || url.trim().starts_with("postgresql://") => {
-                return Some(StoreAt::Postgres(url.trim().to_owned()));
-            }
-            Ok(_) => "does not hold postgres://<user>:<password>@<host>/<database>".to_owned(),
-            Err(error) => format!("cannot be read: {error}"),
-        };
-        faults.push(section.key("postgres_url_file"), format_args!("{} {fault}", file.display()));
-        None
+        postgres_url(&file)
+            .map_err(|fault| faults.push(section.key("postgres_url_file"), format_args!("{} {fault}", file.display())))
+            .ok()
+            .map(StoreAt::Postgres)
     });
     match (sqlite, postgres) {
         (Some(_), Some(_)) => {
@@ -273,4 +268,17 @@ fn read_store(section: &mut Section, secrets: &mut SecretFiles, faults: &mut Fau
         }
         (sqlite, postgres) => sqlite.or(postgres),
     }
+}
+
+/// The address of a PostgreSQL database, with its password, from the file that it is in.
+///
+/// # Errors
+/// What is wrong with the file, for people; nothing of its content.
+pub fn postgres_url(file: &std::path::Path) -> Result<String, String> {
+    let text = std::fs::read_to_string(file).map_err(|error| format!("cannot be read: {error}"))?;
+    let url = text.trim();
+    if url.starts_with("postgres://") || url.starts_with("postgresql://") {
+        return Ok(url.to_owned());
+    }
+    Err("does not hold postgres://<user>:<password>@<host>/<database>".to_owned())
 }

@@ -10,6 +10,7 @@ mod changes;
 mod crash;
 mod events;
 mod logs;
+mod moving;
 mod operations;
 mod parts;
 mod place;
@@ -77,8 +78,10 @@ fn main() -> ExitCode {
             })
         })
         .collect();
-    let on_postgres: Vec<(&str, Arc<Test>)> =
-        on_both.into_iter().chain(server::tests().into_iter().map(|(name, test)| (name, Arc::new(test)))).collect();
+    let on_postgres: Vec<(&str, Arc<Test>)> = on_both
+        .into_iter()
+        .chain([server::tests(), moving::tests()].into_iter().flatten().map(|(name, test)| (name, Arc::new(test))))
+        .collect();
     let wanted = |name: &str| !arguments.is_filtered_out(&Trial::test(format!("postgres::{name}"), || Ok(())));
     let needed = !arguments.list && on_postgres.iter().any(|(name, _)| wanted(name));
     let server = if needed && Postgres::is_possible() { Some(Arc::new(Postgres::start())) } else { None };
