@@ -229,9 +229,10 @@ const UPGRADES: &[Key] = &[
     Key::example(
         "window",
         "\"22:00-04:00\"",
-        "When upgrades begin, HH:MM-HH:MM in UTC; over midnight it belongs to the day on which it opens. Without it at any time.",
+        "When upgrades begin, HH:MM-HH:MM; over midnight it belongs to the day on which it opens. Without it at any time.",
     ),
     Key::example("days", "[\"sat\", \"sun\"]", "On which days; without it on all."),
+    Key::default("time_zone", "\"UTC\"", "The time zone of hours and days, such as Europe/Berlin."),
 ];
 
 const SUBSCRIPTIONS: &[Key] = &[

@@ -1,7 +1,7 @@
 //! `[api.upgrades]`: automatic upgrades of clusters' agents (docs/features.md U1).
 
 use daemon::settings::{Faults, Section};
-use time::{OffsetDateTime, Weekday};
+use types::window::{Schedule, Window, WindowError, zone};
 
 /// Days of the week as they are written, Monday first.
 const DAYS: [&str; 7] = ["mon", "tue", "wed", "thu", "fri", "sat", "sun"];
@@ -18,8 +18,8 @@ pub struct Upgrades {
     pub at_once_percent: u32,
     /// Clusters of a hundred that may fail before the upgrade to a version is paused.
     pub max_failures_percent: u32,
-    /// When upgrades may begin.
-    pub window: Window,
+    /// When upgrades may begin; none: at any time.
+    pub window: Option<Window>,
 }
 
 /// The release train, where the configuration does not say.
@@ -36,7 +36,7 @@ impl Default for Upgrades {
             train: TRAIN.to_owned(),
             at_once_percent: AT_ONCE_PERCENT,
             max_failures_percent: MAX_FAILURES_PERCENT,
-            window: Window::default(),
+            window: None,
         }
     }
 }
@@ -50,21 +50,27 @@ impl Upgrades {
         let at_once = section.number("at_once_percent", 1..=100, faults).unwrap_or(default.at_once_percent);
         let failures = section.number("max_failures_percent", 0..=100, faults);
         let hours = section.parsed("window", faults, hours);
-        let names = section.texts("days", faults).unwrap_or_default();
-        let mut days = [names.is_empty(); 7];
-        for name in &names {
-            match DAYS.iter().position(|day| name.eq_ignore_ascii_case(day)) {
-                Some(day) => days[day] = true,
-                None => faults.push(section.key("days"), format_args!("has {name:?}; known are {}", DAYS.join(", "))),
-            }
+        let days = section.texts("days", faults).unwrap_or_default();
+        for name in days.iter().filter(|name| !DAYS.iter().any(|day| name.eq_ignore_ascii_case(day))) {
+            faults.push(section.key("days"), format_args!("has {name:?}; known are {}", DAYS.join(", ")));
         }
+        let zone_name = section.text("time_zone", faults);
+        let window = match window(hours, &days, zone_name.as_deref()) {
+            Ok(window) => window,
+            // Days that are none were told of already.
+            Err(WindowError::Zone) => {
+                faults.push(section.key("time_zone"), WindowError::Zone);
+                None
+            }
+            Err(_) => None,
+        };
         section.end(faults);
         Self {
             automatic,
             train,
             at_once_percent: at_once,
             max_failures_percent: failures.unwrap_or(default.max_failures_percent),
-            window: Window { hours, days },
+            window,
         }
     }
 
@@ -84,41 +90,23 @@ fn share(of: usize, percent: u32) -> usize {
     usize::try_from(of.saturating_mul(u64::from(percent)) / 100).unwrap_or(usize::MAX)
 }
 
-/// A maintenance window: hours of a day, on some days of the week, in UTC.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Window {
-    /// Minutes since midnight: from the first on, before the second, which is on the next day if it is not later. `None`:
-    /// all day.
-    hours: Option<(u16, u16)>,
-    /// On which days it opens, Monday first.
-    days: [bool; 7],
-}
-
-impl Default for Window {
-    fn default() -> Self {
-        Self { hours: None, days: [true; 7] }
+/// The window of these hours on these days; none where neither is said: it is always open then.
+fn window(hours: Option<(u16, u16)>, days: &[String], name: Option<&str>) -> Result<Option<Window>, WindowError> {
+    let zone = zone(name.unwrap_or("UTC"))?;
+    if hours.is_none() && days.is_empty() {
+        return Ok(None);
     }
-}
-
-impl Window {
-    /// Whether it is open at an instant in milliseconds since 1970.
-    pub fn is_open(&self, now_ms: i64) -> bool {
-        let Ok(now) = OffsetDateTime::from_unix_timestamp(now_ms.div_euclid(1000)) else { return false };
-        let (minute, today) = (u16::from(now.hour()) * 60 + u16::from(now.minute()), now.weekday());
-        let opens_on = |day: Weekday| self.days[usize::from(day.number_days_from_monday())];
-        match self.hours {
-            None => opens_on(today),
-            Some((from, to)) if from < to => opens_on(today) && (from..to).contains(&minute),
-            Some((from, _)) if minute >= from => opens_on(today),
-            // It opened yesterday.
-            Some((_, to)) => minute < to && opens_on(today.previous()),
-        }
-    }
+    let (from, to) = hours.unwrap_or_default();
+    // An end that is not later than the beginning is on the next day.
+    let minutes = (to + MINUTES_A_DAY - from - 1) % MINUTES_A_DAY + 1;
+    let days = if days.is_empty() { "*".to_owned() } else { days.join(",") };
+    let schedule: Schedule = format!("{} {} * * {days}", from % 60, from / 60).parse()?;
+    Ok(Some(Window::new(schedule, minutes.into(), zone)))
 }
 
 /// `HH:MM-HH:MM`.
 fn hours(text: &str) -> Result<(u16, u16), &'static str> {
-    const WANTED: &str = "must be HH:MM-HH:MM in UTC, such as 22:00-04:00";
+    const WANTED: &str = "must be HH:MM-HH:MM, such as 22:00-04:00";
     let minute = |text: &str| {
         let (hour, minute) = text.split_once(':')?;
         let number = |text: &str| (text.len() == 2).then(|| text.parse::<u16>().ok()).flatten();
@@ -139,18 +127,23 @@ mod tests {
 
     #[test]
     fn u1_a_window_over_midnight_is_of_the_day_on_which_it_opens() {
-        let night = Window {
-            hours: Some(hours("22:00-04:00").unwrap()),
-            days: [false, false, false, false, true, false, false],
+        let of = |text: Option<&str>, days: &[&str], zone: Option<&str>| {
+            let days: Vec<String> = days.iter().map(|day| (*day).to_owned()).collect();
+            window(text.map(|text| hours(text).unwrap()), &days, zone).unwrap()
         };
+        let night = of(Some("22:00-04:00"), &["Fri"], None).unwrap();
         for (hours, open) in [(-10, false), (0, false), (13, false), (14, true), (19, true), (20, false), (38, false)] {
             assert_eq!(night.is_open(FRIDAY + hours * HOUR), open, "{hours} hours after");
         }
-        let morning = Window { hours: Some(hours("08:00-09:30").unwrap()), ..Window::default() };
+        let morning = of(Some("08:00-09:30"), &[], None).unwrap();
         assert!(morning.is_open(FRIDAY) && morning.is_open(FRIDAY + HOUR) && !morning.is_open(FRIDAY + 2 * HOUR));
-        let weekend = Window { hours: None, days: [false, false, false, false, false, true, true] };
+        let weekend = of(None, &["sat", "sun"], None).unwrap();
         assert!(!weekend.is_open(FRIDAY) && weekend.is_open(FRIDAY + 24 * HOUR));
-        assert!(Window::default().is_open(0));
+        // Nine in the morning in Berlin.
+        let there = of(Some("09:00-09:30"), &[], Some("Europe/Berlin")).unwrap();
+        assert!(there.is_open(FRIDAY) && !there.is_open(FRIDAY + HOUR));
+        assert_eq!(of(None, &[], Some("Europe/Berlin")), None);
+        assert!(window(None, &[], Some("Nowhere")).is_err());
         for bad in ["", "22:00", "22-04", "24:00-01:00", "22:60-23:00", "1:00-02:00", "22:00-04:00 UTC"] {
             assert!(hours(bad).is_err(), "{bad}");
         }

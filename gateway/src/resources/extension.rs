@@ -10,7 +10,10 @@ use ::catalogue::{
 use futures_util::future::BoxFuture;
 use http::StatusCode;
 use serde_json::{Map, Value, json};
-use types::api::ErrorDetail;
+use types::{
+    api::ErrorDetail,
+    window::{self, HOURS_MAX, Schedule},
+};
 
 use super::{
     Acting, Kind, Place, Showing, Writing,
@@ -52,6 +55,11 @@ const OF_CLUSTER: &[Property] = &[Property::new("releaseNamespace", Type::Checke
 const OF_NAMESPACE: &[Property] = &[Property::new("targetNamespace", Type::Checked(namespace))];
 const SCOPE: &[Property] =
     &[Property::new("cluster", Type::Object(OF_CLUSTER)), Property::new("namespace", Type::Object(OF_NAMESPACE))];
+const WINDOW: &[Property] = &[
+    Property::new("schedule", Type::Checked(schedule)).required(),
+    Property::new("durationHours", Type::Number(1, HOURS_MAX)).required(),
+    Property::new("timeZone", Type::Checked(time_zone)).or("UTC"),
+];
 const STATUS: &[Property] = &[
     Property::read_only("code", Type::Text),
     Property::read_only("displayStatus", Type::Text),
@@ -71,6 +79,8 @@ const PROPERTIES: &[Property] = &[
     Property::new(PROTECTED, Type::Settings).write_only(),
     // Ours: what is done about a release that somebody else changed in the cluster.
     Property::new("reconcile", Type::Words(RECONCILE)).or("repair"),
+    // Ours: when automatic upgrades begin; the cluster keeps to it.
+    Property::new(WINDOW_NAME, Type::Object(WINDOW)),
     Property::read_only("currentVersion", Type::Text),
     // Written by clients that send back what they read.
     Property::new("provisioningState", Type::Text),
@@ -108,8 +118,11 @@ const PATCH: &[Property] = &[Property::new(
         Property::new(SETTINGS, Type::Settings),
         Property::new(PROTECTED, Type::Settings).write_only(),
         Property::new("reconcile", Type::Words(RECONCILE)),
+        Property::new(WINDOW_NAME, Type::Object(WINDOW)),
     ]),
-)];
+)
+.merged()];
+const WINDOW_NAME: &str = "autoUpgradeWindow";
 const SETTINGS: &str = "configurationSettings";
 const PROTECTED: &str = "configurationProtectedSettings";
 
@@ -177,6 +190,15 @@ impl Kind for Extensions {
     fn merge(&self, body: &mut Map<String, Value>, part: &Map<String, Value>) {
         let Some(new) = properties(part) else { return };
         let own = properties_mut(body);
+        // `null` takes a window away; elsewhere it is as if it were not there.
+        if new.get(WINDOW_NAME).is_some_and(Value::is_null) {
+            own.remove(WINDOW_NAME);
+        }
+        let new: &Map<String, Value> = &new
+            .iter()
+            .filter(|(_, value)| !value.is_null())
+            .map(|(name, value)| (name.clone(), value.clone()))
+            .collect();
         for (name, value) in new {
             match (name.as_str(), value, own.get_mut(name)) {
                 (SETTINGS, Value::Object(new), Some(Value::Object(kept))) => kept.extend(new.clone()),
@@ -250,7 +272,7 @@ impl Kind for Extensions {
         let state = followed::provisioning_state(showing.told, showing.object.generation, deleting, was_there);
         properties.insert("provisioningState".to_owned(), state.into());
         properties.insert("isSystemExtension".to_owned(), false.into());
-        let nobody = self.follows().filter(|_| !deleting).and_then(|kind| followed::nobody(id, &kind, showing));
+        let nobody = self.follows().and_then(|kind| followed::nobody(id, &kind, showing));
         if let Some(line) = &nobody {
             properties.insert("statuses".to_owned(), json!([line]));
         }
@@ -392,6 +414,14 @@ fn placed(own: &Map<String, Value>) -> Result<(), ApiError> {
 }
 
 /// A version pins; what is upgraded by itself has none. What nobody said is filled in.
+fn schedule(text: &str) -> Result<(), String> {
+    text.parse::<Schedule>().map(drop).map_err(|error| format!("a schedule: {error}"))
+}
+
+fn time_zone(text: &str) -> Result<(), String> {
+    window::zone(text).map(drop).map_err(|error| format!("a time zone: {error}"))
+}
+
 fn upgrades(own: &mut Map<String, Value>) -> Result<(), ApiError> {
     let minor = own.get("autoUpgradeMinorVersion").and_then(Value::as_bool);
     let mode = own.get("autoUpgradeMode").and_then(Value::as_str).map(str::to_owned);

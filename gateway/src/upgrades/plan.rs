@@ -202,7 +202,7 @@ pub fn plan(members: &[Member], kind: Option<&ExtensionType>, settings: &Upgrade
         Some("Automatic upgrades are switched off ([api.upgrades] automatic).".to_owned())
     } else if said.paused {
         Some("Somebody paused it.".to_owned())
-    } else if !settings.window.is_open(now_ms) {
+    } else if settings.window.as_ref().is_some_and(|window| !window.is_open(now_ms)) {
         Some("The maintenance window is closed.".to_owned())
     } else {
         None

@@ -12,6 +12,7 @@
 //! | [`limits`] | every bound on the wire, by name |
 //! | [`operator_params`] | parameters of Flux 1, as far as Flux 2 knows what they mean |
 //! | [`version`] | versions and features that hello negotiates |
+//! | [`window`] | maintenance windows |
 
 pub mod agent_api;
 pub mod api;
@@ -21,3 +22,4 @@ pub mod json;
 pub mod limits;
 pub mod operator_params;
 pub mod version;
+pub mod window;

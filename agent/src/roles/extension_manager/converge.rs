@@ -236,6 +236,7 @@ impl<G: Library> Converge<'_, G> {
             others: &others,
             namespace: self.store.namespace(),
             operator: self.settings,
+            now_ms: now_ms(self.clock.now()),
         };
         let target = match Target::of(extension, &properties, &here) {
             Ok(target) => target,
@@ -332,11 +333,14 @@ impl<G: Library> Converge<'_, G> {
             revision,
             good: revision,
         });
-        if status == extension.status {
-            return;
+        let is_same = status == extension.status;
+        if !is_same {
+            self.installed_line(&mut status, target);
         }
-        self.installed_line(&mut status, target);
-        self.progress.save(&extension.name, &status).await;
+        later_line(&mut status, target, self.clock.now());
+        if !is_same || status != extension.status {
+            self.progress.save(&extension.name, &status).await;
+        }
     }
 
     fn installed_line(&self, status: &mut Status, target: &Target) {
@@ -712,6 +716,22 @@ impl<G: Library> Converge<'_, G> {
         }
         let removed = self.store.unprotect(name).await;
         removed.map_err(|err| Problem::of(Fault::Cluster, "SecretNotRemoved", err))
+    }
+}
+
+fn now_ms(now: SystemTime) -> i64 {
+    let since = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(since.as_millis()).unwrap_or(i64::MAX)
+}
+
+/// Says which version waits for the maintenance window, or that none does.
+fn later_line(status: &mut Status, target: &Target, now: SystemTime) {
+    const CODE: &str = "UpgradeWaits";
+    let Some(later) = &target.later else { return status.statuses.retain(|line| line.code != CODE) };
+    let message = format!("the upgrade to {later} begins when the maintenance window (autoUpgradeWindow) opens");
+    // Where it is said already, it keeps its place and time.
+    if !status.statuses.iter().any(|line| line.code == CODE && line.message == message) {
+        status.line(CODE, "Waits for the maintenance window", "Information", &message, now);
     }
 }
 

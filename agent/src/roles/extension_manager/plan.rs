@@ -11,6 +11,7 @@ use catalogue::{
 };
 use serde::Deserialize;
 use serde_json::{Value, json};
+use types::window::{self, Window, WindowError};
 
 use super::{
     locks,
@@ -40,6 +41,29 @@ pub struct Properties {
     pub configuration_settings: Option<BTreeMap<String, Option<String>>>,
     /// `repair` or `report`.
     pub reconcile: Option<String>,
+    /// When automatic upgrades begin; absent: at any time.
+    pub auto_upgrade_window: Option<WindowSpec>,
+}
+
+/// A maintenance window as the user gives it.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct WindowSpec {
+    /// Five fields as of cron.
+    pub schedule: String,
+    /// How long it is open.
+    pub duration_hours: u32,
+    /// The name of a time zone; UTC without it.
+    pub time_zone: Option<String>,
+}
+
+impl WindowSpec {
+    fn window(&self) -> Result<Window, Problem> {
+        let wrong =
+            |err: WindowError| Problem::stays("InvalidProperties", format!("autoUpgradeWindow cannot be read: {err}"));
+        let zone = window::zone(self.time_zone.as_deref().unwrap_or("UTC")).map_err(wrong)?;
+        Ok(Window::new(self.schedule.parse().map_err(wrong)?, self.duration_hours.saturating_mul(60), zone))
+    }
 }
 
 /// Scope as the user gives it. Both members together are refused.
@@ -127,6 +151,8 @@ pub struct Circumstances<'a> {
     pub namespace: &'a str,
     /// What the operator of the cluster allows.
     pub operator: &'a Extensions,
+    /// The time of day, milliseconds since 1970.
+    pub now_ms: i64,
 }
 
 /// What is to be there.
@@ -140,6 +166,8 @@ pub struct Target {
     pub scope: Scope,
     /// The version in the catalogue that was chosen, and its chart.
     pub offered: Offered,
+    /// The version that it is upgraded to when the maintenance window opens.
+    pub later: Option<Version>,
     /// Settings that are not protected, those of the operator among them.
     pub settings: BTreeMap<String, String>,
     /// What the chart is told of the agents, if it wants to know.
@@ -183,7 +211,7 @@ impl Target {
         only_one(extension, kind, scope, here.others)?;
         let mut settings = properties.settings();
         judge_settings(kind, &settings)?;
-        let offered = version(extension, properties, kind, here.facts)?;
+        let Choice { offered, later } = version(extension, properties, kind, here)?;
         locks::judge(&kind.name, offered, here.operator, &settings)?;
         locks::fill_in(&kind.name, here.operator, &mut settings);
         let agents = match (offered.agent_values, &here.facts.agents) {
@@ -196,7 +224,8 @@ impl Target {
         };
         let fingerprint = fingerprint(extension, offered, scope, &settings, agents.as_ref());
         let extension_type = kind.name.clone();
-        Ok(Self { extension_type, namespace, scope, offered: offered.clone(), settings, agents, fingerprint })
+        let offered = offered.clone();
+        Ok(Self { extension_type, namespace, scope, offered, later, settings, agents, fingerprint })
     }
 
     /// Names an attempt: the same one is not made again after it failed, until something of it changes.
@@ -290,12 +319,25 @@ pub fn judge_settings(kind: &ExtensionType, settings: &BTreeMap<String, String>)
     }
 }
 
+/// Which version is to be there, and which one once the maintenance window opens.
+struct Choice<'a> {
+    offered: &'a Offered,
+    later: Option<Version>,
+}
+
+impl<'a> From<&'a Offered> for Choice<'a> {
+    fn from(offered: &'a Offered) -> Self {
+        Self { offered, later: None }
+    }
+}
+
 fn version<'a>(
     extension: &Extension,
     properties: &Properties,
     kind: &'a ExtensionType,
-    facts: &Facts,
-) -> Result<&'a Offered, Problem> {
+    here: &Circumstances<'_>,
+) -> Result<Choice<'a>, Problem> {
+    let facts = here.facts;
     let cluster = Cluster {
         kubernetes: facts.kubernetes.as_deref().and_then(|version| version.parse().ok()),
         distribution: facts.distribution.as_deref(),
@@ -320,16 +362,23 @@ fn version<'a>(
             Problem::stays("UnknownVersion", message)
         })?;
         offered.fits(&cluster).map_err(|why| unfit(&version, why.to_string()))?;
-        return Ok(offered);
+        return Ok(offered.into());
     }
     let none = |err: String| Problem::passes("NoVersion", format!("no version of {} can be chosen: {err}", kind.name));
     let current = extension.status.current_version.as_deref().and_then(|text| text.parse::<Version>().ok());
     let Some(current) = current else {
-        return newest(kind, train, &cluster).map_err(|err| none(err.to_string()));
+        return newest(kind, train, &cluster).map(Choice::from).map_err(|err| none(err.to_string()));
     };
+    let window = properties.auto_upgrade_window.as_ref().map(WindowSpec::window).transpose()?;
     // Never the newest of all: that may be another major version.
     let above = upgrade(kind, train, &cluster, &current, mode).map_err(|err| none(err.to_string()))?;
-    above.or_else(|| kind.release(&current)).ok_or_else(|| {
+    let present = kind.release(&current);
+    if let (Some(above), Some(present), Some(window)) = (above, present, &window)
+        && !window.is_open(here.now_ms)
+    {
+        return Ok(Choice { offered: present, later: Some(above.version.clone()) });
+    }
+    above.or(present).map(Choice::from).ok_or_else(|| {
         none(format!(
             "{current} is installed, which is not in the catalogue any more, and autoUpgradeMode lets it be upgraded to none of the others; give version"
         ))
@@ -480,6 +529,9 @@ mod tests {
         }
     }
 
+    /// Friday, 2027-01-15, 12:00 UTC.
+    const NOON: i64 = 1_800_014_400_000;
+
     fn target(extension: &Extension, index: &Index, others: &[Extension]) -> Result<Target, Problem> {
         target_by(extension, index, others, &Facts::default(), &Extensions::default())
     }
@@ -491,7 +543,7 @@ mod tests {
         facts: &Facts,
         operator: &Extensions,
     ) -> Result<Target, Problem> {
-        let here = Circumstances { index, facts, others, namespace: "towline", operator };
+        let here = Circumstances { index, facts, others, namespace: "towline", operator, now_ms: NOON };
         Target::of(extension, &Properties::of(extension)?, &here)
     }
 
@@ -566,6 +618,32 @@ mod tests {
         assert_eq!(code(of(json!({"releaseTrain": "x"}))), "NoVersion");
         assert_eq!(code(json!({"extensionType": "x"})), "UnknownType");
         assert_eq!(code(json!({"extensionType": 7})), "InvalidProperties");
+    }
+
+    #[test]
+    fn e14_automatic_upgrades_wait_for_the_maintenance_window_and_nothing_else_does() {
+        let index = testing::index(&[("1.0.0", &["Stable"]), ("1.1.0", &["Stable"])]);
+        let of = |schedule: &str, zone: &str, current: Option<&str>, version: Option<&str>| {
+            let window = json!({"schedule": schedule, "durationHours": 2, "timeZone": zone});
+            let properties = json!({"extensionType": "example.web", "autoUpgradeWindow": window, "version": version});
+            let mut extension = extension("web", properties);
+            extension.status.current_version = current.map(str::to_owned);
+            target(&extension, &index, &[])
+                .map(|target| (target.offered.version.to_string(), target.later.map(|version| version.to_string())))
+        };
+        let (open, closed) = ("30 11 * * fri", "0 13 * * *");
+        let is = |now: &str, later: Option<&str>| Ok((now.to_owned(), later.map(str::to_owned)));
+        assert_eq!(of(open, "UTC", Some("1.0.0"), None), is("1.1.0", None));
+        assert_eq!(of(closed, "UTC", Some("1.0.0"), None), is("1.0.0", Some("1.1.0")));
+        assert_eq!(of(closed, "Europe/Berlin", Some("1.0.0"), None), is("1.1.0", None), "one in the afternoon there");
+        assert_eq!(of(closed, "UTC", Some("1.1.0"), None), is("1.1.0", None));
+        assert_eq!(of(closed, "UTC", None, None), is("1.1.0", None), "the first installation");
+        assert_eq!(of(closed, "UTC", Some("1.0.0"), Some("1.1.0")), is("1.1.0", None), "a version that somebody wants");
+        // What is installed and withdrawn cannot stay.
+        assert_eq!(of(closed, "UTC", Some("1.0.5"), None), is("1.1.0", None));
+        for (schedule, zone) in [("x", "UTC"), (open, "Nowhere")] {
+            assert_eq!(of(schedule, zone, Some("1.0.0"), None).unwrap_err().code, "InvalidProperties");
+        }
     }
 
     #[test]

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context as _, anyhow};
 use serde_json::{Map, Value, json};
+use types::window::{self, Schedule};
 
 use super::{super::names, settings};
 use crate::failure::{Failure, Outcome};
@@ -55,6 +56,15 @@ pub struct Change {
     #[arg(long, alias = "auto-upgrade-mode", value_name = "none|patch|compatible",
         value_parser = ["none", "patch", "compatible"])]
     pub auto_upgrade: Option<String>,
+    /// When automatic upgrades begin: five fields as of cron, such as "0 22 * * mon-fri"; at any time without it
+    #[arg(long, value_name = "CRON|none", value_parser = schedule)]
+    pub upgrade_window: Option<String>,
+    /// For how many hours the window is open
+    #[arg(long, value_name = "HOURS", value_parser = clap::value_parser!(u8).range(1..=24), default_value = "4", requires = "upgrade_window")]
+    pub window_hours: u8,
+    /// The time zone of the window, such as Europe/Berlin
+    #[arg(long, value_name = "ZONE", value_parser = time_zone, default_value = "UTC", requires = "upgrade_window")]
+    pub time_zone: String,
     /// A setting; repeat for several
     #[arg(long, alias = "configuration-settings", value_name = "KEY=VALUE", value_parser = settings::pair)]
     pub set: Vec<(String, String)>,
@@ -97,6 +107,15 @@ impl Change {
         ] {
             properties.extend(value.as_deref().map(|value| (name.to_owned(), value.into())));
         }
+        match self.upgrade_window.as_deref() {
+            Some(NO_WINDOW) => drop(properties.insert(WINDOW.to_owned(), Value::Null)),
+            Some(schedule) => {
+                let (hours, zone) = (self.window_hours, &self.time_zone);
+                let window = json!({"schedule": schedule, "durationHours": hours, "timeZone": zone});
+                properties.insert(WINDOW.to_owned(), window);
+            }
+            None => {}
+        }
         let mut all = of_file(self.settings_file.as_ref(), "--settings-file")?;
         let files = self.set_file.iter().map(settings::content).collect::<anyhow::Result<Vec<_>>>();
         let files = files.context("--set-file").map_err(Failure::usage)?;
@@ -123,6 +142,21 @@ impl Change {
     pub fn replaces_protected(&self) -> bool {
         self.protected_file.is_some() || !self.protected.is_empty()
     }
+}
+
+/// The property, and the word that takes it away.
+const WINDOW: &str = "autoUpgradeWindow";
+const NO_WINDOW: &str = "none";
+
+fn schedule(text: &str) -> Result<String, String> {
+    if text != NO_WINDOW {
+        text.parse::<Schedule>().map_err(|error| error.to_string())?;
+    }
+    Ok(text.to_owned())
+}
+
+fn time_zone(text: &str) -> Result<String, String> {
+    window::zone(text).map(|_| text.to_owned()).map_err(|error| error.to_string())
 }
 
 fn of_file(file: Option<&PathBuf>, option: &'static str) -> Outcome<Map<String, Value>> {
@@ -171,6 +205,17 @@ mod tests {
         assert_eq!(pinned.body(&[]).unwrap(), json!({"properties": {"version": "1.0.0"}}));
         let both = Change { auto_upgrade: Some("compatible".to_owned()), ..pinned };
         assert!(both.body(&[]).is_err());
+        let nightly = Change {
+            upgrade_window: Some("0 22 * * fri".to_owned()),
+            window_hours: 4,
+            time_zone: "Europe/Berlin".to_owned(),
+            ..Change::default()
+        };
+        let window = json!({"schedule": "0 22 * * fri", "durationHours": 4, "timeZone": "Europe/Berlin"});
+        assert_eq!(nightly.body(&[]).unwrap(), json!({"properties": {"autoUpgradeWindow": window}}));
+        let any_time = Change { upgrade_window: Some("none".to_owned()), ..nightly };
+        assert_eq!(any_time.body(&[]).unwrap(), json!({"properties": {"autoUpgradeWindow": null}}));
+        assert!(schedule("0 22 * *").is_err() && time_zone("Nowhere").is_err());
         let set = Change { set: vec![pair("a", "1")], ..Change::default() };
         assert!(set.body(&["a".to_owned()]).is_err());
     }
