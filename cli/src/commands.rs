@@ -24,6 +24,7 @@ mod enrolment_token;
 mod events;
 mod extension;
 mod features;
+mod fleet;
 mod flux;
 mod group;
 mod interrupt;

@@ -335,6 +335,9 @@ impl Rollouts {
         }
         room = room.saturating_sub(withdrawn.begun);
         self.advance(site, &mut fleet, &mut noted, room, &mut turn).await;
+        // What others made does not wake the assignment when its cluster tells of it.
+        let is_under_way = fleet.unfinished() + fleet.count(&[State::Waiting]) > 0;
+        turn.passes |= assignment.existing && is_under_way && !assignment.paused && noted.paused.is_none();
         if let Some(trouble) = &turn.trouble {
             noted.trouble = Some(format!("It cannot go on: {}", trouble.chars().take(MESSAGE).collect::<String>()));
         }
@@ -366,6 +369,7 @@ impl Rollouts {
                 return;
             }
         };
+        let body = if assignment.existing { assignment.part() } else { body };
         let Some(body) = body else {
             turn.trouble = Some("the template cannot be read".to_owned());
             return;
@@ -412,11 +416,17 @@ impl Rollouts {
         }
     }
 
-    /// Makes what the assignment wants in a cluster, or changes what it made there; or why not.
+    /// Makes what the assignment wants in a cluster, or changes what it made there, or what others did where it is for
+    /// that; or why not.
     async fn make(&self, site: &Site<'_>, cluster: &str, body: &Map<String, Value>) -> Result<(), Refused> {
         let assignment = &site.assignment;
         let id = format!("{cluster}/providers/{}/{}", assignment.kind.name(), assignment.name);
         let id = ResourceId::parse(&id).map_err(|error| Refused::Broken(error.to_string()))?;
+        if assignment.existing {
+            let rolled = write::roll(&site.call(), &id, body, (&assignment.id, site.stored.revision)).await;
+            self.record(&assignment.id, "PATCH", id.as_str(), &rolled);
+            return rolled.map(drop).map_err(|error| Refused::of(&error));
+        }
         let mark = Managed { by: assignment.id.as_str().to_owned(), template: assignment.template };
         let made = write::manage(&site.call(), &id, body, (mark, site.stored.revision)).await;
         self.record(&assignment.id, "PUT", id.as_str(), &made);

@@ -6,10 +6,12 @@
 //! | [`wanted`] | options as what the API is sent |
 //! | [`follow`] | waits for the cluster, and what to do when it failed |
 //! | [`events`] | what happened to an extension |
+//! | [`rollout`] | a version for many clusters |
 //! | [`types`] | what the catalogue offers |
 
 mod events;
 mod follow;
+mod rollout;
 mod settings;
 mod types;
 mod wanted;
@@ -25,6 +27,7 @@ use serde_json::json;
 pub use self::follow::lines;
 use self::{
     events::EventsArgs,
+    rollout::RolloutAction,
     types::TypesAction,
     wanted::{Change, Placement},
 };
@@ -60,6 +63,7 @@ const DETAILS: &[Column] = &[
     ("WantedVersion", "/properties/version"),
     ("Train", "/properties/releaseTrain"),
     ("AutoUpgrade", "/properties/autoUpgradeMode"),
+    ("UpgradeWindow", "/properties/autoUpgradeWindow"),
     ("Scope", "/properties/scope"),
     ("Settings", "/properties/configurationSettings"),
     ("Reconcile", "/properties/reconcile"),
@@ -119,6 +123,12 @@ pub enum ExtensionAction {
     },
     /// What happened to an extension in its cluster, oldest first
     Events(EventsArgs),
+    /// A version of the catalogue for many clusters, in stages
+    Rollout {
+        /// What to do.
+        #[command(subcommand)]
+        action: RolloutAction,
+    },
     /// The extension types that the gateway's catalogue offers
     Types {
         /// What to do.
@@ -215,6 +225,7 @@ pub async fn run(args: Args) -> Outcome {
             output::print(&found.map_err(|failure| missing(failure, &extension))?, &common.output, DETAILS)?;
         }
         ExtensionAction::Events(args) => events::run(args, &common).await?,
+        ExtensionAction::Rollout { action } => rollout::run(action, &common).await?,
         ExtensionAction::Types { action } => types::run(action, &common).await?,
     }
     Ok(ExitCode::SUCCESS)

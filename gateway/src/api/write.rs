@@ -42,13 +42,15 @@ enum Change {
     Merge(Map<String, Value>),
     /// As a fleet assignment of this revision wants it.
     Manage(Map<String, Value>, Managed, i64),
+    /// Merged for a fleet assignment (its key) of this revision, which leaves the resource to its owners.
+    Roll(Map<String, Value>, String, i64),
 }
 
 impl Change {
     fn mark(&self) -> Option<&Managed> {
         match self {
             Self::Manage(_, mark, _) => Some(mark),
-            Self::Replace(_) | Self::Merge(_) => None,
+            Self::Replace(_) | Self::Merge(_) | Self::Roll(..) => None,
         }
     }
 
@@ -56,6 +58,7 @@ impl Change {
     fn decided_by(&self) -> Option<(String, i64)> {
         match self {
             Self::Manage(_, mark, revision) => Some((mark.key(), *revision)),
+            Self::Roll(_, key, revision) => Some((key.clone(), *revision)),
             Self::Replace(_) | Self::Merge(_) => None,
         }
     }
@@ -106,6 +109,20 @@ pub async fn manage(
     let checked = schema::check(kind.schema(), body)?;
     registrations::check(call.control, kind, id).await?;
     change(call, kind, version, id, &Change::Manage(checked, mark, revision)).await
+}
+
+/// What a fleet assignment changes of something that others made: written as a PATCH, with the fence of [`manage`]. The
+/// resource stays theirs.
+pub async fn roll(
+    call: &Call<'_>,
+    id: &ResourceId,
+    part: &Map<String, Value>,
+    (by, revision): (&ResourceId, i64),
+) -> Result<Response<Body>, ApiError> {
+    let (kind, version) = of_newest(call, id)?;
+    let patch = kind.patch_schema().ok_or_else(|| ApiError::internal("a kind that is rolled out has no PATCH"))?;
+    let checked = schema::check_part(patch, part)?;
+    change(call, kind, version, id, &Change::Roll(checked, by.key().to_owned(), revision)).await
 }
 
 /// The deletion of what a fleet assignment made, as [`manage`]; of what it did not make, nothing.
@@ -175,8 +192,8 @@ async fn change(
         let mut body = match (change, old) {
             (Change::Replace(new) | Change::Manage(new, ..), Some(old)) => replaced(kind, version, old, new),
             (Change::Replace(new) | Change::Manage(new, ..), None) => new.clone(),
-            (Change::Merge(part), Some(old)) => merged(kind, old, part),
-            (Change::Merge(_), None) => return Err(ApiError::resource_not_found(id)),
+            (Change::Merge(part) | Change::Roll(part, ..), Some(old)) => merged(kind, old, part),
+            (Change::Merge(_) | Change::Roll(..), None) => return Err(ApiError::resource_not_found(id)),
         };
         writes_for(call, kind, id, &body, "write")?;
         let writing = Writing {
@@ -281,7 +298,7 @@ async fn try_put(
     let kept_up = kind.keeps_up().filter(|_| old.is_none());
     begins.extend(kept_up.map(|work| operations::new(call, id, json!({"kind": work, "by": call.caller.object_id()}))));
     // What is being deleted makes nothing more.
-    let mut standing: Vec<String> = change.mark().map(Managed::key).into_iter().collect();
+    let mut standing: Vec<String> = change.decided_by().map(|(key, _)| key).into_iter().collect();
     match beside {
         Some(Beside::New(stored, operation)) => {
             puts.push((*stored, Expect::Absent));

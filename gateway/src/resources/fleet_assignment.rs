@@ -2,8 +2,13 @@
 //! An assignment lies at the subscription or the resource group whose clusters it is for, so that it reaches no further
 //! than the roles of who wrote it. The gateway makes the resource of its template in each of these clusters
 //! ([`crate::rollout`]), also in those that come later, and takes it away where the tags do not match any more.
+//!
+//! A template with `existing` makes nothing: it gives a version to the extensions of its name that are there already, whoever
+//! made them, and leaves them there (`towline extension rollout`; docs/features.md E14).
 
 pub mod members;
+
+use std::collections::HashSet;
 
 use futures_util::future::BoxFuture;
 use http::StatusCode;
@@ -15,7 +20,7 @@ use types::api::{
 
 use self::members::State;
 use super::{
-    Acting, Kind, Place, Showing, Writing, connected_cluster, flux_configuration, followed,
+    Acting, Kind, Place, Showing, Writing, connected_cluster, extension, flux_configuration, followed,
     schema::{self, Property, Type},
 };
 use crate::{
@@ -37,7 +42,7 @@ pub const ROLLOUT: &str = "fleet-rollout";
 /// The same of its deletion.
 pub const WITHDRAWAL: &str = "fleet-withdrawal";
 /// What a template may be of.
-pub const TEMPLATES: &[&str] = &[flux_configuration::NAME];
+pub const TEMPLATES: &[&str] = &[flux_configuration::NAME, extension::NAME];
 /// Assignments at one scope at most.
 const AT_A_SCOPE: u32 = 100;
 /// The member of the body that nobody is shown.
@@ -45,11 +50,13 @@ const MEMBER: &str = "fleet";
 /// The action that lists clusters.
 const LIST: &str = "listClusters";
 
-const SELECTOR: &[Property] = &[Property::new("tags", Type::Tags).required()];
+const SELECTOR: &[Property] =
+    &[Property::new("tags", Type::Tags).required(), Property::new("clusters", Type::List(&Type::Checked(cluster_id)))];
 const TEMPLATE: &[Property] = &[
     Property::new("type", Type::Words(TEMPLATES)).required(),
     Property::new("name", Type::Text).required(),
     Property::new("properties", Type::Json).required(),
+    Property::new("existing", Type::Bool),
 ];
 const WAVES: &[Property] = &[
     Property::new("maxConcurrentPercent", Type::Number(1, 100)).or_number(100),
@@ -110,6 +117,8 @@ pub struct Assignment {
     pub id: ResourceId,
     /// The tags that a cluster must have, all of them.
     tags: Vec<(String, String)>,
+    /// The keys of the clusters that it is for; none: of any.
+    clusters: Option<HashSet<String>>,
     /// The kind of its template.
     pub kind: &'static dyn Kind,
     /// The name of what it makes.
@@ -122,6 +131,10 @@ pub struct Assignment {
     pub paused: bool,
     /// Whether secrets of the template are kept.
     pub has_secrets: bool,
+    /// Whether it gives a version to extensions that are there, and makes none.
+    pub existing: bool,
+    extension_type: String,
+    version: String,
     percent: u64,
     failures: Option<u64>,
     failures_percent: Option<u64>,
@@ -136,7 +149,13 @@ impl Assignment {
         let kept = Kept::of(body)?;
         let tags = own.get("selector")?.get("tags")?.as_object()?;
         let rollout = own.get("rollout").cloned().unwrap_or_default();
+        let named = own.get("selector")?.get("clusters").and_then(Value::as_array);
+        let inner = |name: &str| template["properties"][name].as_str().unwrap_or_default().to_owned();
         Some(Self {
+            clusters: named.map(|ids| ids.iter().filter_map(Value::as_str).map(fold).collect()),
+            existing: template.get("existing") == Some(&Value::Bool(true)),
+            extension_type: inner("extensionType"),
+            version: inner("version"),
             id: ResourceId::parse(&stored.id).ok()?,
             tags: tags
                 .iter()
@@ -154,8 +173,12 @@ impl Assignment {
         })
     }
 
-    /// Whether it is for a cluster with these tags. Names of tags are compared without case, as in Azure Resource Manager.
-    fn selects(&self, tags: Option<&Value>) -> bool {
+    /// Whether it is for a cluster of this key with these tags. Names of tags are compared without case, as in Azure
+    /// Resource Manager.
+    fn selects(&self, cluster: &str, tags: Option<&Value>) -> bool {
+        if self.clusters.as_ref().is_some_and(|clusters| !clusters.contains(cluster)) {
+            return false;
+        }
         let tags = tags.and_then(Value::as_object);
         self.tags.iter().all(|(name, value)| {
             let mut found = tags.into_iter().flatten().filter(|(known, _)| known.to_lowercase() == *name);
@@ -177,6 +200,22 @@ impl Assignment {
         Some(usize::try_from(least).unwrap_or(usize::MAX))
     }
 
+    /// Whether an extension that somebody made is of the type whose version this gives.
+    fn is_about(&self, properties: &Value) -> bool {
+        properties["extensionType"].as_str().is_some_and(|kind| kind.eq_ignore_ascii_case(&self.extension_type))
+    }
+
+    /// Whether an extension has the version that this gives.
+    fn has_version(&self, properties: &Value) -> bool {
+        properties["version"] == self.version.as_str()
+    }
+
+    /// What it changes of extensions that are there.
+    pub fn part(&self) -> Option<Map<String, Value>> {
+        let part = json!({"properties": {"version": self.version}});
+        part.as_object().cloned()
+    }
+
     /// The body of what it makes in each cluster. `protected`: what is sealed of it, opened.
     pub fn body(&self, stored: &Stored, protected: Option<&Map<String, Value>>) -> Option<Map<String, Value>> {
         let template = stored.body.get("properties")?.get("template")?.as_object()?;
@@ -185,6 +224,40 @@ impl Assignment {
             schema::restore_protected(&mut body, &of_template(protected));
         }
         Some(body)
+    }
+}
+
+/// The id of a connected cluster.
+fn cluster_id(text: &str) -> Result<(), String> {
+    let is_one = ResourceId::parse(text).is_ok_and(|id| id.is(connected_cluster::NAME));
+    is_one.then_some(()).ok_or_else(|| format!("the id of a resource of the type {}", connected_cluster::NAME))
+}
+
+/// A template for what is there already names a type and a version of extensions, and no more.
+fn existing(template: &Map<String, Value>, kind: &str) -> Result<(), ApiError> {
+    if template.get("existing") != Some(&Value::Bool(true)) {
+        return Ok(());
+    }
+    let wrong =
+        |message: &str, at: &str| Err(ApiError::bad_request("InvalidRequestContent", message.to_owned()).at(at));
+    if !kind.eq_ignore_ascii_case(extension::NAME) {
+        return wrong("Only a template of extensions can be for those that are there.", "properties.template.existing");
+    }
+    let own = template["properties"].as_object();
+    if own.is_none_or(|own| !own.get("version").is_some_and(Value::is_string)) {
+        let message = "A template for extensions that are there gives them a version, and none is given.";
+        return wrong(message, "properties.template.properties.version");
+    }
+    // What the kind itself fills in is there when somebody sends back what they read.
+    const FILLED_IN: &[&str] =
+        &["extensionType", "version", "autoUpgradeMode", "autoUpgradeMinorVersion", "scope", "reconcile"];
+    match own.into_iter().flatten().find(|(name, _)| !FILLED_IN.contains(&name.as_str())) {
+        Some((name, _)) => {
+            let message =
+                "A template for extensions that are there gives them a version; the rest is what their owners say.";
+            wrong(message, &format!("properties.template.properties.{name}"))
+        }
+        None => Ok(()),
     }
 }
 
@@ -415,6 +488,7 @@ async fn template(own: &mut Map<String, Value>, writing: &Writing<'_>) -> Result
     let Some(Value::Object(template)) = own.get_mut("template") else { return Ok(false) };
     let text = |name: &str| template.get(name).and_then(Value::as_str).unwrap_or_default().to_owned();
     let (name, kind_name) = (text("name"), text("type"));
+    existing(template, &kind_name)?;
     let kind = super::kind(&kind_name).ok_or_else(|| ApiError::internal("a type of templates is no kind"))?;
     kind.check_name(&name).map_err(|detail| in_template(detail.into(), Some("name")))?;
     let old = writing.old.and_then(|old| old.body.get("properties")?.get("template")).filter(|old| old.is_object());
@@ -428,6 +502,11 @@ async fn template(own: &mut Map<String, Value>, writing: &Writing<'_>) -> Result
                 let refused = ApiError::bad_request("PropertyChangeNotAllowed", message);
                 return Err(refused.at(format!("properties.template.{at}")));
             }
+        }
+        if (old["existing"] == true) != (template.get("existing") == Some(&Value::Bool(true))) {
+            let message = "The property 'properties.template.existing' cannot be changed. Write another assignment, and delete this one.";
+            let refused = ApiError::bad_request("PropertyChangeNotAllowed", message.to_owned());
+            return Err(refused.at("properties.template.existing"));
         }
         if old["properties"] == template["properties"] {
             return Ok(false);

@@ -1,21 +1,23 @@
 //! `towline flux apply` and `towline flux assignment`: one configuration for many clusters, by their tags (docs/features.md
 //! G13).
 
-use std::{collections::BTreeMap, path::PathBuf};
+use std::path::PathBuf;
 
 use anyhow::{Context as _, anyhow};
 use clap::Subcommand;
 use http::StatusCode;
 use serde_json::{Map, Value, json};
-use types::api::ResourceId;
 
 use super::{
-    super::{CommonArgs, confirm, names, rest},
+    super::{
+        CommonArgs, confirm,
+        fleet::{self, Assignment, Failures, Named, failures, row, scope, tag, tags},
+        names, rest,
+    },
     CONFIGURATIONS,
 };
 use crate::{
-    api::{Api, WaitArgs, at, versions},
-    commands::on_cluster::is_missing,
+    api::{WaitArgs, at, versions},
     context::Context,
     failure::{Failure, Outcome},
     output::{self, Column, Format},
@@ -23,8 +25,8 @@ use crate::{
     yaml,
 };
 
-/// The provider and the type.
-const ASSIGNMENTS: (&str, &str) = ("Towline.Fleet", "assignments");
+/// The command that lists them, for hints.
+const LIST: &str = "towline flux assignment list";
 const COLUMNS: &[Column] = &[
     ("Name", "/name"),
     ("ResourceGroup", "/resourceGroup"),
@@ -82,15 +84,6 @@ pub struct ApplyArgs {
     pub yes: bool,
 }
 
-/// How many may fail.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Failures {
-    /// So many clusters.
-    Number(u32),
-    /// So many of a hundred.
-    Percent(u8),
-}
-
 /// `towline flux assignment <action>`.
 #[derive(Debug, Subcommand)]
 pub enum AssignmentAction {
@@ -135,38 +128,20 @@ pub enum AssignmentAction {
     },
 }
 
-/// An assignment by its name.
-#[derive(Debug, clap::Args, Clone)]
-pub struct Named {
-    /// The assignment
-    #[arg(short = 'n', long, value_name = "NAME", value_parser = names::cluster)]
-    pub name: String,
-    /// Its resource group; none for one of the subscription
-    #[arg(short = 'g', long, value_name = "GROUP", value_parser = names::group)]
-    pub resource_group: Option<String>,
-}
-
 /// `towline flux apply`.
 pub async fn apply(args: &ApplyArgs, common: &CommonArgs) -> Outcome<()> {
     let (name, properties) = configuration(&args.file).map_err(Failure::usage)?;
     let named = Named { name: args.name.clone(), resource_group: args.resource_group.clone() };
     let called = args.configuration.clone().or(name).unwrap_or_else(|| args.name.clone());
-    let tags: Map<String, Value> =
-        args.selector.iter().map(|(tag, value)| (tag.clone(), value.as_str().into())).collect();
-    let distinct: BTreeMap<String, ()> = args.selector.iter().map(|(tag, _)| (tag.to_lowercase(), ())).collect();
-    if distinct.len() < args.selector.len() {
-        return Err(Failure::usage(anyhow!("--selector names one tag twice; a cluster has one value of it")));
-    }
+    let tags = tags(&args.selector)?;
     let mut rollout = json!({"maxConcurrentPercent": args.percent, "paused": args.paused});
-    match args.max_failures {
-        Some(Failures::Number(number)) => rollout["maxFailures"] = number.into(),
-        Some(Failures::Percent(percent)) => rollout["maxFailuresPercent"] = percent.into(),
-        None => {}
+    if let Some(most) = args.max_failures {
+        most.put(&mut rollout);
     }
     let template =
         json!({"type": CONFIGURATIONS.0.to_owned() + "/" + CONFIGURATIONS.1, "name": called, "properties": properties});
     let body = json!({"properties": {"selector": {"tags": tags}, "template": template, "rollout": rollout}});
-    let open = Assignment::open(&named, common).await?;
+    let open = Assignment::open(&named, LIST, common).await?;
     if let Some(there) = open.api.find(&open.target).await?
         && let Some(question) = selects_others(&there.body, &body)
     {
@@ -212,9 +187,7 @@ pub async fn run(action: AssignmentAction, common: &CommonArgs) -> Outcome<()> {
         AssignmentAction::List { resource_group } => {
             let context = Context::open(&common.context).await?;
             let scope = scope(&context, resource_group.as_deref())?;
-            let target = at(format!("{scope}/providers/{}/{}", ASSIGNMENTS.0, ASSIGNMENTS.1), versions::FLEET);
-            let rows = Api::of(&context)?.list(&target).await?;
-            let rows = rows.iter().map(row).collect();
+            let rows = fleet::list(&context, &scope, CONFIGURATIONS).await?;
             output::print_list(rows, &common.output, COLUMNS, "no assignments; towline flux apply makes one")
         }
         AssignmentAction::Show { assignment, state } => show(&assignment, state, common).await,
@@ -226,7 +199,7 @@ pub async fn run(action: AssignmentAction, common: &CommonArgs) -> Outcome<()> {
 
 /// One, and its clusters: as a table, the clusters; else all of both.
 async fn show(assignment: &Named, state: Option<String>, common: &CommonArgs) -> Outcome<()> {
-    let open = Assignment::open(assignment, common).await?;
+    let open = Assignment::open(assignment, LIST, common).await?;
     let mut shown = open.get().await?;
     let asked = state.map_or_else(|| json!({}), |state| json!({"state": state}));
     let clusters = open.api.post(&at(format!("{}/listClusters", open.id), versions::FLEET), &asked).await?;
@@ -257,14 +230,13 @@ fn summary(shown: &Value) -> String {
 }
 
 async fn pause(assignment: &Named, paused: bool, common: &CommonArgs) -> Outcome<()> {
-    let open = Assignment::open(assignment, common).await?;
-    let body = json!({"properties": {"rollout": {"paused": paused}}});
-    let changed = open.api.patch(&open.target, &body).await.map_err(|failure| open.advised(failure))?.body;
+    let open = Assignment::open(assignment, LIST, common).await?;
+    let changed = fleet::pause(&open, paused).await?;
     output::print(&row(&changed), &common.output, COLUMNS)
 }
 
 async fn delete(assignment: &Named, yes: bool, wait: &WaitArgs, common: &CommonArgs) -> Outcome<()> {
-    let open = Assignment::open(assignment, common).await?;
+    let open = Assignment::open(assignment, LIST, common).await?;
     let absent = format!("there was no assignment {}", assignment.name);
     let Some(there) = open.api.find(&open.target).await? else {
         say(&absent);
@@ -283,60 +255,6 @@ async fn delete(assignment: &Named, yes: bool, wait: &WaitArgs, common: &CommonA
         say(&absent);
     }
     open.api.follow(&answer, &format!("deleting {}", assignment.name), wait.wait()).await
-}
-
-impl Named {
-    /// The options that name it, for hints.
-    fn options(&self) -> String {
-        let group = self.resource_group.as_ref().map(|group| format!("-g {group} ")).unwrap_or_default();
-        format!("{group}-n {}", self.name)
-    }
-}
-
-/// An assignment at its gateway.
-struct Assignment {
-    api: Api,
-    id: ResourceId,
-    target: String,
-    group: Option<String>,
-}
-
-impl Assignment {
-    async fn open(named: &Named, common: &CommonArgs) -> Outcome<Self> {
-        let context = Context::open(&common.context).await?;
-        let scope = scope(&context, named.resource_group.as_deref())?;
-        let id = scope.on(ASSIGNMENTS.0, ASSIGNMENTS.1, &named.name).context("--name").map_err(Failure::usage)?;
-        let target = at(&id, versions::FLEET);
-        Ok(Self { api: Api::of(&context)?, id, target, group: named.resource_group.clone() })
-    }
-
-    async fn get(&self) -> Outcome<Value> {
-        self.api.get(&self.target).await.map_err(|failure| self.advised(failure))
-    }
-
-    /// A failure with where to look further.
-    fn advised(&self, failure: Failure) -> Failure {
-        if !is_missing(&failure) {
-            return failure;
-        }
-        let group = self.group.as_ref().map(|group| format!(" -g {group}")).unwrap_or_default();
-        failure.hint(format!("see which there are: towline flux assignment list{group}"))
-    }
-}
-
-fn scope(context: &Context, group: Option<&str>) -> Outcome<ResourceId> {
-    match group {
-        Some(group) => context.group(group),
-        None => context.subscription(),
-    }
-}
-
-/// An assignment with the resource group that it is of.
-fn row(shown: &Value) -> Value {
-    let group = shown["id"].as_str().and_then(|id| ResourceId::parse(id).ok());
-    let mut row = shown.clone();
-    row["resourceGroup"] = group.and_then(|id| id.resource_group().map(str::to_owned)).into();
-    row
 }
 
 /// A configuration of a file: its name, if it has one, and its properties.
@@ -363,24 +281,6 @@ fn parsed(text: &str) -> anyhow::Result<(Option<String>, Map<String, Value>)> {
             "it is an object of Kubernetes; expected the properties of a flux configuration, such as gitRepository and kustomizations"
         )),
         None => Ok((None, whole)),
-    }
-}
-
-/// `TAG=VALUE`; an empty value is one.
-fn tag(text: &str) -> Result<(String, String), String> {
-    match text.split_once('=') {
-        Some((tag, value)) if !tag.is_empty() => Ok((tag.to_owned(), value.to_owned())),
-        _ => Err("expected TAG=VALUE, such as ring=canary".to_owned()),
-    }
-}
-
-fn failures(text: &str) -> Result<Failures, String> {
-    let wrong = || "expected a number of clusters such as 3, or a share such as 10%".to_owned();
-    match text.strip_suffix('%') {
-        Some(percent) => {
-            percent.parse().ok().filter(|percent| *percent <= 100).map(Failures::Percent).ok_or_else(wrong)
-        }
-        None => text.parse().ok().filter(|number| *number <= i32::MAX as u32).map(Failures::Number).ok_or_else(wrong),
     }
 }
 
@@ -418,16 +318,6 @@ mod tests {
             let question = selects_others(&there, &of(other)).unwrap();
             assert!(question.contains(said) && question.contains("there are 7 now"), "{question}");
         }
-    }
-
-    #[test]
-    fn g13_bounds_and_tags_are_read_as_typed() {
-        assert_eq!((failures("3"), failures("10%")), (Ok(Failures::Number(3)), Ok(Failures::Percent(10))));
-        for bad in ["", "%", "-1", "101%", "1.5", "9999999999"] {
-            assert!(failures(bad).is_err(), "{bad}");
-        }
-        assert_eq!(tag("ring=a=b"), Ok(("ring".to_owned(), "a=b".to_owned())));
-        assert!(tag("ring").is_err() && tag("=x").is_err());
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! Fleet assignments (docs/features.md G13): one configuration for the clusters that have some tags.
 
+mod versions;
+
 use types::agent_api::{ObjectError, ObjectState, ObjectStatus, ObjectStatuses};
 
 use super::*;

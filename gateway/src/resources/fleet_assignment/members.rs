@@ -87,6 +87,8 @@ pub struct Member {
     /// Whether it came to an end with the template of today, once.
     is_finished: bool,
     tags: Option<Value>,
+    /// Whether there is something in it that the assignment is to change.
+    is_there: bool,
 }
 
 impl Member {
@@ -162,7 +164,7 @@ pub async fn look(control: &Control, assignment: &Assignment, refused: &Refusals
     each(control, connected_cluster::NAME, scope, |cluster| {
         if cluster.is_deleting() {
             going.insert(cluster.key);
-        } else if assignment.selects(cluster.body.get("tags")) {
+        } else if assignment.selects(&cluster.key, cluster.body.get("tags")) {
             fleet.members.push(Member {
                 state: State::Waiting,
                 is_ready: true,
@@ -170,6 +172,7 @@ pub async fn look(control: &Control, assignment: &Assignment, refused: &Refusals
                 why: None,
                 commit: None,
                 is_finished: false,
+                is_there: false,
                 tags: cluster.body.get("tags").cloned(),
                 key: cluster.key,
                 id: cluster.id,
@@ -201,6 +204,16 @@ pub async fn look(control: &Control, assignment: &Assignment, refused: &Refusals
             return;
         };
         let member = &mut fleet.members[place];
+        let own = &child.body["properties"];
+        if assignment.existing && managed.is_none() {
+            member.is_there = assignment.is_about(own) && !child.is_deleting();
+            if member.is_there && assignment.has_version(own) {
+                (member.state, member.is_made) = (State::Applying, true);
+                made.insert(child.key, (child.parent, Object::of(&child.body).generation));
+            }
+            return;
+        }
+        member.is_there = true;
         if child.is_deleting() {
             // It is made again once that has ended.
             member.is_ready = false;
@@ -227,7 +240,7 @@ pub async fn look(control: &Control, assignment: &Assignment, refused: &Refusals
         for place in places {
             let member = &mut fleet.members[*place];
             // It is about to take it away, and then the name is free.
-            if selects.as_ref().is_none_or(|other| !other.selects(member.tags.as_ref())) {
+            if selects.as_ref().is_none_or(|other| !other.selects(&member.key, member.tags.as_ref())) {
                 (member.state, member.why) = (State::Waiting, None);
             }
         }
@@ -257,6 +270,8 @@ pub async fn look(control: &Control, assignment: &Assignment, refused: &Refusals
             (member.state, member.why) = (State::Failed, Some(refusal.why.clone()));
         }
     }
+    // Clusters without such an extension have no part in it.
+    fleet.members.retain(|member| member.is_there || !assignment.existing);
     Ok(fleet)
 }
 
