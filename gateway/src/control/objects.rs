@@ -6,6 +6,7 @@ use std::{
     collections::HashMap,
     str::FromStr as _,
     sync::{Mutex, PoisonError},
+    time::SystemTime,
 };
 
 use http::StatusCode;
@@ -106,7 +107,8 @@ pub type KeptOf<T> = fn(&Map<String, Value>, usize) -> T;
 
 /// How long an agent may leave a question out before nobody is thought to follow: it asks at least every minute.
 pub const QUIET_MS: i64 = 3 * 60_000;
-/// When an operation has failed that nobody in a connected cluster follows, milliseconds after it began.
+/// When an operation has failed that nobody in a connected cluster follows, milliseconds after it began and since the
+/// cluster is connected. It is looked this often.
 pub const NOBODY_MS: i64 = 10 * 60_000;
 /// How long it is remembered when a cluster asked.
 const ASKED_FOR_MS: i64 = 3_600_000;
@@ -144,11 +146,11 @@ impl Followers {
         }
     }
 
-    /// Whether a cluster has not asked for a while what is wanted of a kind.
-    fn is_quiet(&self, cluster: &str, kind: &'static str, now_ms: i64) -> bool {
+    /// When a cluster asked last what is wanted of a kind, as far as this gateway can know.
+    fn asked(&self, cluster: &str, kind: &'static str) -> i64 {
         let asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
         let last = asked.at_ms.get(&(cluster.to_owned(), kind)).copied();
-        now_ms - last.unwrap_or(self.since_ms).max(self.since_ms) >= QUIET_MS
+        last.unwrap_or(self.since_ms).max(self.since_ms)
     }
 
     /// Changes when something that is wanted in a cluster does.
@@ -182,16 +184,21 @@ impl Control {
     }
 
     /// Why nobody does what is wanted of a kind in a cluster (its key), as far as is known here: its agents are
-    /// connected, and the one that follows the kind has not asked for a while.
-    pub fn nobody_follows(&self, cluster: &str, kind: &Followed, now_ms: i64) -> Option<String> {
+    /// connected, and the one that follows the kind has not asked for a while. And since when, milliseconds since 1970:
+    /// while a cluster is away none of its agents can ask.
+    pub fn nobody_follows(&self, cluster: &str, kind: &Followed, now_ms: i64) -> Option<(i64, String)> {
         let (missing, key) = (kind.missing?, ClusterId::from_str(cluster).ok()?.key());
-        if !self.is_live(&key) || !self.followers.is_quiet(cluster, kind.name, now_ms) {
+        let connected = self.tunnels.since(&key).filter(|_| self.is_live(&key))?;
+        let connected = connected.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_millis();
+        let since_ms = self.followers.asked(cluster, kind.name).max(i64::try_from(connected).unwrap_or(i64::MAX));
+        if now_ms - since_ms < QUIET_MS {
             return None;
         }
-        Some(format!(
+        let message = format!(
             "The cluster's agents are connected, and none of them is its {}: {}. It goes on with it as soon as one is there.",
             kind.agent, missing
-        ))
+        );
+        Some((since_ms, message))
     }
 
     /// Wakes those who wait for a change of these; `None`: of anything.

@@ -96,9 +96,10 @@ pub struct Registry {
 }
 
 /// Those of a cluster.
-#[derive(Default)]
 struct Tunnels {
     live: Vec<Arc<LiveTunnel>>,
+    /// Since when it has one without a break.
+    since: SystemTime,
     /// Goes on with each look, so that equals take turns.
     turn: AtomicUsize,
 }
@@ -133,7 +134,8 @@ impl Registry {
             resting: AtomicBool::default(),
             used: Notify::new(),
         });
-        self.by_cluster.entry(key).or_default().live.push(Arc::clone(&tunnel));
+        let none = || Tunnels { live: Vec::new(), since, turn: AtomicUsize::default() };
+        self.by_cluster.entry(key).or_insert_with(none).live.push(Arc::clone(&tunnel));
         self.touch(&tunnel.cluster);
         Registered { registry: Arc::clone(self), tunnel }
     }
@@ -174,6 +176,17 @@ impl Registry {
     /// How many tunnels a cluster has.
     pub fn count_of(&self, key: &ClusterKey) -> usize {
         self.by_cluster.get(key).map_or(0, |tunnels| tunnels.live.len())
+    }
+
+    /// Since when a cluster has a tunnel without a break; none if it has none.
+    pub fn since(&self, key: &ClusterKey) -> Option<SystemTime> {
+        self.by_cluster.get(key).map(|tunnels| tunnels.since)
+    }
+
+    /// As if a cluster had a tunnel since another instant.
+    #[cfg(test)]
+    pub fn set_since(&self, key: &ClusterKey, since: SystemTime) {
+        self.by_cluster.get_mut(key).unwrap().since = since;
     }
 
     /// Whether there is no tunnel at all.

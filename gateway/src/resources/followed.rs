@@ -38,7 +38,7 @@ pub fn nobody(id: &str, kind: &Followed, showing: &Showing<'_>) -> Option<Value>
         return None;
     }
     let id = ResourceId::parse(id).ok()?;
-    let why = showing.control.nobody_follows(id.parent_key(), kind, showing.now_ms)?;
+    let (_, why) = showing.control.nobody_follows(id.parent_key(), kind, showing.now_ms)?;
     Some(json!({
         "code": AGENT_MISSING, "displayStatus": "Nobody does it", "level": "Warning", "message": why,
         // The instant of the write, so that the line stays the same from one question to the next.

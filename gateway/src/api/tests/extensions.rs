@@ -336,6 +336,42 @@ async fn e8_where_extensions_are_off_it_is_said_at_once_and_not_after_48_hours()
     assert_eq!(told("d").await.0, "Creating", "48 hours are left");
 }
 
+/// Nobody can ask while the cluster is away; what is to be deleted is not waited for any longer than what is to be made.
+#[tokio::test]
+async fn e8_agent_is_missed_from_the_reconnect_on_and_for_deletions_too() {
+    let site = bench().await;
+    let told = async || {
+        let shown = site.call("owner", "GET", &extension("c", "web"), None).await;
+        shown.body["properties"]["statuses"][0]["code"].clone()
+    };
+    site.call("owner", "PUT", &extension("c", "web"), Some(web())).await;
+    tell(&site, "c", status("c", "web", 1, ObjectState::Succeeded)).await;
+    let gone = site.call("owner", "DELETE", &extension("c", "web"), None).await;
+    objects(&site, "c", None).await;
+    let back_ms = site.clock_ms.fetch_add(QUIET_MS, Ordering::SeqCst) + QUIET_MS;
+    let (gateway, _agent) = tunnel::transport::memory::pair().await;
+    let _tunnel = site.control.tunnels.add(gateway, site.known("c"), Default::default());
+    let back = std::time::UNIX_EPOCH + Duration::from_millis(back_ms.try_into().unwrap());
+    site.control.tunnels.set_since(&site.known("c").key, back);
+    // It asked before it was away for longer than an agent leaves questions out, and is back just now.
+    assert_eq!(told().await, Value::Null);
+    site.clock_ms.fetch_add(QUIET_MS, Ordering::SeqCst);
+    assert_eq!(told().await, "AgentMissing");
+    assert_eq!(state_of(&site, &operation_id(&gone)).await, "InProgress");
+    site.clock_ms.fetch_add(NOBODY_MS, Ordering::SeqCst);
+    let ended = loop {
+        let answer = site.call("owner", "GET", operation_id(&gone).strip_prefix(URL).unwrap(), None).await;
+        if answer.body["status"] != "InProgress" {
+            break answer;
+        }
+        tokio::task::yield_now().await;
+    };
+    assert_eq!(ended.body["error"]["code"], "AgentMissing", "{}", ended.body);
+    assert!(ended.body["error"]["message"].as_str().unwrap().contains("forceDelete"), "{}", ended.body);
+    let shown = site.call("owner", "GET", &extension("c", "web"), None).await;
+    assert_eq!(shown.body["properties"]["provisioningState"], "Failed");
+}
+
 #[tokio::test]
 async fn e8_what_a_cluster_has_not_done_within_48_hours_has_failed_and_says_what_was_waited_for() {
     let site = bench().await;
@@ -501,6 +537,52 @@ async fn e1_what_a_cluster_tells_wakes_no_other_and_takes_no_revision() {
     site.call("owner", "PUT", &extension("c", "web"), Some(web())).await;
     c.changed().await.unwrap();
     assert!(!d.has_changed().unwrap(), "the agents of another cluster sleep on");
+}
+
+#[tokio::test]
+async fn e1_a_thousand_clusters_that_report_wake_nobody() {
+    const REPORTING: usize = 1000;
+    let site = bench().await;
+    let (names, mut batch): (Vec<String>, _) = ((0..REPORTING).map(|n| format!("r{n}")).collect(), Batch::default());
+    for name in &names {
+        let key = cluster_id("g", name).to_ascii_lowercase();
+        let group = key.split("/providers/").next().unwrap().to_owned();
+        let of = |id: String, kind: &str, parent: String, body: Value| Stored {
+            key: id.to_ascii_lowercase(),
+            kind: kind.to_ascii_lowercase(),
+            parent,
+            id,
+            revision: 0,
+            body,
+            protected: None,
+        };
+        let cluster = json!({"location": "eastus", "properties": {"agentPublicKeyCertificate": ""}});
+        batch.puts.push((of(cluster_id("g", name), CLUSTERS, group, cluster), Expect::Absent));
+        let mut body = web();
+        body["object"] = json!({"generation": BEFORE + 1});
+        batch.puts.push((of(extension_id(name, "web"), EXTENSIONS, key, body), Expect::Absent));
+    }
+    let revision = site.control.write(&batch).await.unwrap().unwrap();
+    site.control.caught_up(revision).await;
+    let mut followers: Vec<_> = ["c", "d", "r7"]
+        .map(|name| site.control.followers.follow(&cluster_id("g", name).to_ascii_lowercase()))
+        .into_iter()
+        .collect();
+    let (mut revisions, mut decided) = (site.control.revisions(), site.control.decided());
+    revisions.mark_unchanged();
+    decided.mark_unchanged();
+    for state in [ObjectState::Creating, ObjectState::Succeeded] {
+        for name in &names {
+            tell(&site, name, status(name, "web", 1, state)).await;
+        }
+    }
+    assert_eq!(site.control.store.revision().await.unwrap(), revision, "2,000 reports take no revision");
+    assert!(!revisions.has_changed().unwrap() && !decided.has_changed().unwrap(), "nor do they wake a session");
+    for follower in &mut followers {
+        assert!(!follower.has_changed().unwrap(), "nor the agents of any cluster");
+    }
+    let shown = site.call("owner", "GET", &extension("r7", "web"), None).await;
+    assert_eq!(shown.body["properties"]["provisioningState"], "Succeeded", "{}", shown.body);
 }
 
 #[tokio::test]

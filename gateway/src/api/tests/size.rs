@@ -90,6 +90,72 @@ async fn c9_lists_of_many_are_whole_and_know_each_status() {
     assert_eq!(found, expected.chain([pattern]).collect::<Vec<_>>());
 }
 
+/// Figures of extensions; those of 2026 are in docs/measurements/2026-11-28-extensions.md.
+#[tokio::test]
+#[ignore = "a measurement"]
+async fn e1_ten_thousand_clusters_with_five_extensions_each() {
+    const EACH: usize = 5;
+    const EXTENSIONS: &str = "Microsoft.KubernetesConfiguration/extensions";
+    const EXTENSIONS_VERSION: &str = "api-version=2025-03-01";
+    let before = memory();
+    let site = Bench::new().await;
+    fill(&site, CLUSTERS_IN_ALL).await;
+    println!("memory: {before} MiB before, {} MiB with {CLUSTERS_IN_ALL} clusters", memory());
+    let of = |n: usize| format!("{}/providers/{EXTENSIONS}", cluster_id(&group_of(n), &name(n)));
+    let numbers: Vec<usize> = (0..CLUSTERS_IN_ALL).collect();
+    for some in numbers.chunks(1000) {
+        let mut batch = Batch::default();
+        for n in some {
+            for e in 0..EACH {
+                let id = format!("{}/e{e}", of(*n));
+                let stored = Stored {
+                    key: id.to_ascii_lowercase(),
+                    kind: EXTENSIONS.to_ascii_lowercase(),
+                    parent: cluster_id(&group_of(*n), &name(*n)).to_ascii_lowercase(),
+                    id,
+                    revision: 0,
+                    body: json!({
+                        "object": {"generation": 1},
+                        "properties": {"extensionType": "example.web", "configurationSettings": {"replicas": "2"}},
+                    }),
+                    protected: None,
+                };
+                batch.puts.push((stored, Expect::Absent));
+            }
+        }
+        let revision = site.control.write(&batch).await.unwrap().unwrap();
+        site.control.caught_up(revision).await;
+    }
+    println!("memory: {} MiB with {} extensions", memory(), CLUSTERS_IN_ALL * EACH);
+    for what in ["list", "show"] {
+        let (mut times, used) = (Vec::new(), used_ms());
+        for n in 0..10 * ROUNDS {
+            let n = n * 37 % CLUSTERS_IN_ALL;
+            let one = if what == "show" { format!("/e{}", n % EACH) } else { String::new() };
+            let began = Instant::now();
+            let answer = site.call("owner", "GET", &format!("{}{one}?{EXTENSIONS_VERSION}", of(n)), None).await;
+            times.push(began.elapsed());
+            assert_eq!(answer.status, 200, "{}", answer.body);
+        }
+        times.sort();
+        let each = (used_ms() - used) as f64 / (10 * ROUNDS) as f64;
+        println!("{what}: p50 {:?}, p99 {:?}, {each} ms of CPU", times[5 * ROUNDS], times[10 * ROUNDS * 99 / 100]);
+    }
+    // A rollout's look at all of them, of which none has what it is about.
+    let path = format!("/subscriptions/{SUBSCRIPTION}/providers/Towline.Fleet/assignments/web?api-version=2026-11-01");
+    let template = json!({"type": EXTENSIONS, "name": "e1", "existing": true,
+        "properties": {"extensionType": "example.web", "version": "1.1.0"}});
+    let body = json!({"properties": {"selector": {"tags": {}}, "template": template,
+        "rollout": {"maxConcurrentPercent": 1, "paused": true}}});
+    let made = site.call("owner", "PUT", &path, Some(body)).await;
+    assert_eq!(made.status, 201, "{}", made.body);
+    let (began, used) = (Instant::now(), used_ms());
+    let listed = site.call("owner", "POST", &path.replace('?', "/listClusters?"), Some(json!({}))).await;
+    let found = listed.body["value"].as_array().map(Vec::len);
+    println!("a rollout looks at {found:?} clusters: {:?}, {} ms of CPU", began.elapsed(), used_ms() - used);
+    println!("memory at the end: {} MiB", memory());
+}
+
 #[tokio::test]
 #[ignore = "a measurement"]
 async fn c9_ten_thousand_clusters() {

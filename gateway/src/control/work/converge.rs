@@ -82,7 +82,14 @@ impl Work for Converge {
                 }
                 // Somebody there is at it, or was.
                 Some(_) => Ok(Step::Waits(i64::MAX)),
-                None => nobody(control, operation, &stored).await,
+                // The cluster goes on with it all the same.
+                None => match nobody(control, operation, &stored)? {
+                    Nobody::Waits(until_ms) => Ok(Step::Waits(until_ms)),
+                    Nobody::Missing(why) => {
+                        failed(control, operation, (AGENT_MISSING, &why)).await?;
+                        Ok(Step::Fails(json!({"code": AGENT_MISSING, "message": why})))
+                    }
+                },
             }
         })
     }
@@ -95,18 +102,28 @@ impl Work for Converge {
     }
 }
 
-/// Waits, and looks once whether anybody in the cluster does it: nobody is to wait for 48 hours for what is switched off
-/// there. The cluster goes on with it all the same.
-async fn nobody(control: &Control, operation: &Operation, stored: &Stored) -> Result<Step, String> {
+/// Whether somebody in a cluster may still do something.
+pub(super) enum Nobody {
+    /// It is looked again then, milliseconds since 1970.
+    Waits(i64),
+    /// Nobody there does it, and why.
+    Missing(String),
+}
+
+/// Looks whether anybody in the cluster does it: nobody is to wait for 48 hours for what is switched off there.
+pub(super) fn nobody(control: &Control, operation: &Operation, stored: &Stored) -> Result<Nobody, String> {
     let (now_ms, look_ms) = (control.now_ms(), operation.begun_ms + NOBODY_MS);
     if now_ms < look_ms {
-        return Ok(Step::Waits(look_ms));
+        return Ok(Nobody::Waits(look_ms));
     }
     let cluster = ResourceId::parse(&stored.key).map_err(|error| error.to_string())?.parent_key().to_owned();
-    let Some(kind) = control.followed(&stored.kind) else { return Ok(Step::Waits(i64::MAX)) };
-    let Some(why) = control.nobody_follows(&cluster, kind, now_ms) else { return Ok(Step::Waits(i64::MAX)) };
-    failed(control, operation, (AGENT_MISSING, &why)).await?;
-    Ok(Step::Fails(json!({"code": AGENT_MISSING, "message": why})))
+    let Some(kind) = control.followed(&stored.kind) else { return Ok(Nobody::Waits(i64::MAX)) };
+    Ok(match control.nobody_follows(&cluster, kind, now_ms) {
+        Some((since_ms, why)) if now_ms - since_ms >= NOBODY_MS => Nobody::Missing(why),
+        Some((since_ms, _)) => Nobody::Waits(since_ms + NOBODY_MS),
+        None if kind.missing.is_some() => Nobody::Waits(now_ms + NOBODY_MS),
+        None => Nobody::Waits(i64::MAX),
+    })
 }
 
 fn late(control: &Control, operation: &Operation) -> String {

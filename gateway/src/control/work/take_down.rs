@@ -9,7 +9,7 @@ use types::{agent_api::ObjectState, api::ResourceId};
 
 use super::{
     Step, Work,
-    converge::{TIMED_OUT, agent, error, failed, generation, state, within},
+    converge::{AGENT_MISSING, Nobody, TIMED_OUT, agent, error, failed, generation, nobody, state, within},
 };
 use crate::{
     control::{Control, objects::mark_deleting},
@@ -86,7 +86,18 @@ impl Work for TakeDown {
                     let deletes = vec![(stored.key, Expect::Revision(stored.revision))];
                     Ok(Step::Ends(Batch { deletes, ..Batch::default() }))
                 }
-                _ => Ok(Step::Waits(i64::MAX)),
+                None => match nobody(control, operation, &stored)? {
+                    Nobody::Waits(until_ms) => Ok(Step::Waits(until_ms)),
+                    Nobody::Missing(why) => {
+                        let why = format!(
+                            "{why} Or delete it with forceDelete=true, which does not wait for the cluster to take it down."
+                        );
+                        failed(control, operation, (AGENT_MISSING, &why)).await?;
+                        let error = json!({"code": AGENT_MISSING, "message": why});
+                        Ok(Step::FailsWith(stays(stored), error))
+                    }
+                },
+                Some(_) => Ok(Step::Waits(i64::MAX)),
             }
         })
     }
