@@ -12,6 +12,7 @@ mod connect;
 mod errors;
 mod extension_clients;
 mod extensions;
+mod gateway_chart;
 mod gitops;
 mod gitops_attacks;
 mod gitops_figures;
@@ -67,6 +68,7 @@ fn main() {
         clients::tests,
         k9s::tests,
         chart::tests,
+        gateway_chart::tests,
         connect::tests,
         onboarding::tests,
         agents::tests,

@@ -30,6 +30,8 @@ pub fn tests() -> Vec<Trial> {
         case("operating::the_compose_file_runs_a_gateway", Needs::Namespaces, compose),
         case("operating::a_broken_unit_or_compose_file_is_found", Needs::Namespaces, broken),
         case("operating::postgresql_keeps_what_was_made", Needs::Nothing, postgresql),
+        case("operating::t12_one_machine_becomes_three_replicas", Needs::Nothing, replicas),
+        case("operating::t12_the_compose_file_has_three_replicas_behind_nginx", Needs::Nothing, compose_of_replicas),
         case("operating::a1_an_issuer_of_the_operators_own", Needs::Nothing, issuer),
         case("operating::the_balancer_passes_users_and_every_carrier", Needs::Nothing, balancer),
     ]
@@ -170,6 +172,97 @@ fn postgresql() -> anyhow::Result<()> {
     ensure!(groups.contains("edge") && !groups.contains("later"), "{groups}");
     let kept = server.administer("psql -Atc 'SELECT count(*) FROM resources' towline")?;
     ensure!(kept.trim().parse::<u32>()? > 0, "{kept}");
+    Ok(())
+}
+
+/// The nginx of `docker/compose.replicas.yaml`, in front of these gateways.
+fn nginx_of_replicas(dir: &Path, front: &str, gateways: &[String; 3]) -> anyhow::Result<PathBuf> {
+    let mut text = fs::read_to_string(root().join("docker/replicas.nginx.conf"))?;
+    for (name, address) in ["gateway-a:8443", "gateway-b:8443", "gateway-c:8443"].into_iter().zip(gateways) {
+        ensure!(text.contains(name), "{name} is not in {text}");
+        text = text.replace(name, address);
+    }
+    ensure!(text.matches("listen 443").count() == 2, "{text}");
+    let text = text.replace("listen 443", &format!("listen {front}"));
+    let file = dir.join("nginx.conf");
+    let module = "/usr/lib/nginx/modules/ngx_stream_module.so";
+    fs::write(&file, format!("load_module {module};\ndaemon off;\npid nginx.pid;\nerror_log stderr;\n{text}"))?;
+    Ok(file)
+}
+
+/// An address of this machine that is free.
+fn free() -> anyhow::Result<String> {
+    Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.to_string())
+}
+
+fn replicas() -> anyhow::Result<()> {
+    const PASSWORD: &str = "another-pass-word-of-postgres";
+    let guide = Guide::read()?;
+    let blocks = guide.section("Several gateways")?.blocks("sh replicas")?;
+    ensure!(blocks.len() == 2, "{} blocks for replicas", blocks.len());
+    let server = Postgres::start(&scratch("operating-replicas").join("server.log"))?;
+    server.administer("createuser towline\ncreatedb --owner towline towline")?;
+    server.administer(&format!("psql -qc \"ALTER ROLE towline PASSWORD '{PASSWORD}'\" postgres"))?;
+    note_secret(PASSWORD)?;
+    let mut walk = Walk::new()?;
+    walk.more.insert("postgres", server.url("towline", PASSWORD, "towline"));
+    let gateways = [free()?, free()?, free()?];
+    nginx_of_replicas(walk.dir(), &walk.listen, &gateways)?;
+    for (name, address) in ["public_a", "public_b", "public_c"].into_iter().zip(&gateways) {
+        walk.more.insert(name, address.clone());
+    }
+    for name in ["peers_a", "peers_b", "peers_c"] {
+        walk.more.insert(name, free()?);
+    }
+    // Three machines are three configurations in one folder, each with addresses of its own.
+    let start = r#"start() {
+        public=public_$1 peers=peers_$1
+        sed "s/^public = .*/public = \"${!public}\"/" "$dir/gateway/gateway.toml" >"$dir/gateway/$1.toml"
+        echo "listen = \"${!peers}\"" >>"$dir/gateway/$1.toml"
+        towline-gateway --config "$dir/gateway/$1.toml" --log-json --replica-name "$1" 2>>"$dir/gateway.log" &
+        eval "pid_$1=$!"
+    }
+    nginx -p "$dir" -c "$dir/nginx.conf" -e stderr 2>"$dir/nginx.log" &
+    nginx=$!"#;
+    // One is killed: what it had is written at others, and read there.
+    let killed = r#"kill -9 "$pid_a"
+    until towline group create -n later -l here; do sleep 0.2; done
+    for _ in 1 2 3 4 5 6; do towline group show -n later -o tsv; done
+    kill "$pid_b" "$pid_c"
+    wait "$pid_b" && wait "$pid_c"
+    kill "$nginx""#;
+    let script = [&guide.beginning()?, &blocks[0], start, &blocks[1], killed].map(str::to_owned).join("\n");
+    walk.run("operating-replicas", &script)?;
+    let moved: Value = serde_json::from_str(&fs::read_to_string(walk.dir().join("moved.json"))?)?;
+    ensure!(moved["rows"]["resources"].as_i64().is_some_and(|rows| rows > 0), "{moved}");
+    let kept = server.administer("psql -Atc 'SELECT resource_key FROM resources' towline")?;
+    ensure!(kept.contains("/edge") && kept.contains("/later"), "{kept}");
+    Ok(())
+}
+
+/// As docker reads it: the replicas differ by their names alone, which the proxy and the flags have.
+fn compose_of_replicas() -> anyhow::Result<()> {
+    let dir = scratch("operating-compose-replicas");
+    fs::write(dir.join("postgres.password"), "")?;
+    let mut command = Command::new("docker-compose");
+    command.arg("-f").arg(root().join("docker/compose.replicas.yaml")).arg("config").env("TOWLINE_DIR", &dir);
+    let shown = run(&mut command, Duration::from_secs(60))?.ok()?;
+    for name in ["gateway-a", "gateway-b", "gateway-c"] {
+        ensure!(shown.contains(&format!("  {name}:\n")), "{shown}");
+        ensure!(
+            shown.contains(&format!("- --replica-name\n    - {name}\n    - --replica-address\n    - {name}:8444")),
+            "{shown}"
+        );
+    }
+    ensure!(
+        shown.matches("read_only: true").count() >= 3 && shown.matches("- no-new-privileges:true").count() == 3,
+        "{shown}"
+    );
+    ensure!(shown.matches("published: 443").count() == 2, "{shown}");
+    let file = nginx_of_replicas(&dir, &free()?, &[free()?, free()?, free()?])?;
+    let mut command = Command::new("nginx");
+    command.arg("-t").arg("-p").arg(&dir).arg("-c").arg(&file).args(["-e", "stderr"]);
+    run(&mut command, Duration::from_secs(30))?.ok()?;
     Ok(())
 }
 

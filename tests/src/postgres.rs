@@ -26,11 +26,16 @@ pub struct Postgres {
 impl Postgres {
     /// Starts one. Its first user is `postgres`, whom it trusts at its socket.
     pub fn start(log: &Path) -> anyhow::Result<Self> {
+        Self::start_at("127.0.0.1", log)
+    }
+
+    /// The same at another address of this machine, such as one that pods reach.
+    pub fn start_at(address: &str, log: &Path) -> anyhow::Result<Self> {
         let folder = tempfile::tempdir()?;
         let (data, ca) = (folder.path().join("data"), folder.path().join("ca.crt"));
         let (certificate, key) = (folder.path().join("tls.crt"), folder.path().join("tls.key"));
         let authority = Authority::create("PostgreSQL", Validity::days(1))?;
-        authority.issue_server(&["localhost"], Validity::days(1))?.save(&certificate, &key)?;
+        authority.issue_server(&["localhost", address], Validity::days(1))?.save(&certificate, &key)?;
         std::fs::write(&ca, authority.certificate_pem())?;
         if is_root() {
             // The server refuses to run as root.
@@ -40,10 +45,11 @@ impl Postgres {
         initdb.args(["--auth-local=trust", "--auth-host=scram-sha-256", "--username=postgres", "--no-sync"]);
         run(initdb.args(["--encoding=UTF8", "--locale=C.UTF-8", "-D"]).arg(&data), Duration::from_secs(120))?.ok()?;
         // Free a moment ago; nobody else is told of it.
-        let port = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+        let port = std::net::TcpListener::bind((address, 0))?.local_addr()?.port();
         let mut command = program("postgres")?;
-        command.arg("-D").arg(&data).args(["-p", &port.to_string(), "-c", "listen_addresses=127.0.0.1", "-k"]);
+        command.arg("-D").arg(&data).args(["-p", &port.to_string(), "-k"]);
         command.arg(folder.path()).args(["-c", "fsync=off", "-c", "ssl=on", "-c"]);
+        command.arg(format!("listen_addresses={address}")).arg("-c");
         command.arg(format!("ssl_cert_file={}", certificate.display())).arg("-c");
         command.arg(format!("ssl_key_file={}", key.display())).stdout(Stdio::null());
         let server = Program::start("postgres", command, log)?;
@@ -64,9 +70,28 @@ impl Postgres {
         run(command.env("PGUSER", "postgres"), Duration::from_secs(60))?.ok()
     }
 
+    /// Its port.
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// Whom to trust, PEM.
+    pub fn ca(&self) -> PathBuf {
+        self.folder.path().join("ca.crt")
+    }
+
+    /// Lets users in with a password who do not come from this machine's loopback address.
+    pub fn let_in(&self, network: &str) -> anyhow::Result<()> {
+        let line = format!("hostssl all all {network} scram-sha-256");
+        let file = self.folder.path().join("data/pg_hba.conf");
+        let text = std::fs::read_to_string(&file)?;
+        std::fs::write(&file, format!("{text}{line}\n"))?;
+        self.administer("psql -qc 'SELECT pg_reload_conf()' postgres").map(drop)
+    }
+
     /// Address of a database, with a password and whom to trust.
     pub fn url(&self, user: &str, password: &str, database: &str) -> String {
-        let ca = self.folder.path().join("ca.crt").display().to_string().replace('/', "%2F");
+        let ca = self.ca().display().to_string().replace('/', "%2F");
         format!("postgres://{user}:{password}@localhost:{}/{database}?sslmode=verify-full&sslrootcert={ca}", self.port)
     }
 }
