@@ -1,5 +1,5 @@
-//! A certificate authority: created once, kept in a directory as `ca.crt` and `ca.key`, issues certificates of the
-//! three roles. ECDSA P-256 throughout, because a storm of reconnecting agents pays for signatures.
+//! A certificate authority: created once, kept in a directory as `ca.crt` and `ca.key`, issues certificates of all
+//! roles. ECDSA P-256 throughout, because a storm of reconnecting agents pays for signatures.
 
 use std::{fmt, path::Path, time::SystemTime};
 
@@ -12,7 +12,7 @@ use rustls_pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, TrustA
 use crate::{
     bundle,
     credentials::Credentials,
-    facts::{self, ACCESS, AGENT, Validity},
+    facts::{self, ACCESS, AGENT, GATEWAY, Validity},
     file::{self, LoadError, Problem},
     request::AgentRequest,
     roots::Roots,
@@ -326,6 +326,20 @@ impl Authority {
         }
         let mut params = access(cluster_id, name, validity)?;
         params.distinguished_name.push(DnType::OrganizationalUnitName, holder);
+        self.issue(params, ExtendedKeyUsagePurpose::ClientAuth)
+    }
+
+    /// The certificate by which a replica of the gateway is known to the others, which it issues to itself. It does not
+    /// outlive the authority.
+    ///
+    /// # Errors
+    /// [`AuthorityError::Name`] for what is no name of a replica.
+    pub fn issue_gateway(&self, replica: &str, validity: Validity) -> Result<Issued, AuthorityError> {
+        if !facts::is_replica(replica) {
+            return Err(AuthorityError::Name(replica.to_owned(), "name of a replica"));
+        }
+        let validity = Validity { not_after: validity.not_after.min(self.not_after()), ..validity };
+        let params = with_uri(parameters("towline gateway", validity)?, GATEWAY, replica)?;
         self.issue(params, ExtendedKeyUsagePurpose::ClientAuth)
     }
 

@@ -16,9 +16,14 @@ use x509_parser::{
 pub const AGENT: &str = "urn:towline:agent:";
 /// What the URI name of an access certificate begins with; the cluster id follows.
 pub const ACCESS: &str = "urn:towline:access:";
+/// What the URI name of a gateway's own certificate begins with, by which replicas know each other; the replica's name
+/// follows.
+pub const GATEWAY: &str = "urn:towline:gateway:";
 
 /// Bytes of a cluster id in a certificate.
 pub(crate) const ID_BYTES: usize = 1024;
+/// Bytes of a replica's name.
+const REPLICA_BYTES: usize = 63;
 /// Bytes of a person's name in an access certificate.
 pub(crate) const NAME_BYTES: usize = 256;
 /// Bytes of what an access certificate says of its holder.
@@ -61,6 +66,12 @@ pub(crate) fn is_id(id: &str) -> bool {
     let visible =
         |c: char| if c.is_ascii() { c.is_ascii_graphic() && c != '%' } else { !c.is_control() && !c.is_whitespace() };
     (1..=ID_BYTES).contains(&id.len()) && id.chars().all(visible)
+}
+
+/// Whether a text can name a replica of the gateway: 1 to 63 characters, lower-case letters, digits, `-` and `.`.
+pub fn is_replica(name: &str) -> bool {
+    let plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || matches!(byte, b'-' | b'.');
+    (1..=REPLICA_BYTES).contains(&name.len()) && name.bytes().all(plain)
 }
 
 pub(crate) fn is_name(name: &str) -> bool {

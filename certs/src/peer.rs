@@ -11,7 +11,10 @@ use x509_parser::{
 };
 
 use crate::{
-    facts::{ACCESS, AGENT, HOLDER_BYTES, common_name, end_of, is_id, last_second, not_after, serial, the_one},
+    facts::{
+        ACCESS, AGENT, GATEWAY, HOLDER_BYTES, common_name, end_of, is_id, is_replica, last_second, not_after, serial,
+        the_one,
+    },
     roots::Roots,
     tls::{self, CHAIN},
 };
@@ -28,6 +31,8 @@ pub enum PeerIdentity {
         /// For whom it was issued, for the audit record.
         name: String,
     },
+    /// A replica of the gateway, by its name: requests and questions of another replica.
+    Gateway(String),
 }
 
 /// A verified certificate: its role and what an observer needs of it.
@@ -98,7 +103,7 @@ pub enum PeerError {
     #[error("the certificate's {0} is empty, too long or has forbidden characters")]
     BadName(&'static str),
     /// A role, but not the one that this place needs.
-    #[error("the certificate is an {found} certificate, here an {wanted} certificate is needed")]
+    #[error("the certificate is one of role {found}, here one of role {wanted} is needed")]
     Role {
         /// What it is.
         found: &'static str,
@@ -137,7 +142,7 @@ impl PeerIdentity {
     pub fn agent(&self) -> Result<&str, PeerError> {
         match self {
             Self::Agent(id) => Ok(id),
-            Self::Access { .. } => Err(PeerError::Role { found: "access", wanted: "agent" }),
+            other => Err(other.is_not("agent")),
         }
     }
 
@@ -148,8 +153,28 @@ impl PeerIdentity {
     pub fn access(&self) -> Result<(&str, &str), PeerError> {
         match self {
             Self::Access { id, name } => Ok((id, name)),
-            Self::Agent(_) => Err(PeerError::Role { found: "agent", wanted: "access" }),
+            other => Err(other.is_not("access")),
         }
+    }
+
+    /// The replica's name, if this is a gateway.
+    ///
+    /// # Errors
+    /// [`PeerError::Role`].
+    pub fn gateway(&self) -> Result<&str, PeerError> {
+        match self {
+            Self::Gateway(name) => Ok(name),
+            other => Err(other.is_not("gateway")),
+        }
+    }
+
+    fn is_not(&self, wanted: &'static str) -> PeerError {
+        let found = match self {
+            Self::Agent(_) => "agent",
+            Self::Access { .. } => "access",
+            Self::Gateway(_) => "gateway",
+        };
+        PeerError::Role { found, wanted }
     }
 }
 
@@ -176,7 +201,11 @@ impl Peer {
         let is_agent = matches!(identity, PeerIdentity::Agent(_));
         let principal = is_agent.then(|| common_name(&parsed)).flatten();
         let unit = the_one(parsed.subject().iter_organizational_unit(), HOLDER_BYTES);
-        let (onboarding, holder) = if is_agent { (unit, None) } else { (None, unit) };
+        let (onboarding, holder) = match &identity {
+            PeerIdentity::Agent(_) => (unit, None),
+            PeerIdentity::Access { .. } => (None, unit),
+            PeerIdentity::Gateway(_) => (None, None),
+        };
         Ok(Self { identity, principal, onboarding, holder, not_after: end_of(&parsed), serial: serial(&parsed) })
     }
 }
@@ -259,6 +288,9 @@ fn identity(parsed: &X509Certificate<'_>) -> Result<PeerIdentity, PeerError> {
         Ok(PeerIdentity::Agent(cluster_id(id)?))
     } else if let Some(id) = uri.strip_prefix(ACCESS) {
         Ok(PeerIdentity::Access { id: cluster_id(id)?, name: person(parsed)? })
+    } else if let Some(name) = uri.strip_prefix(GATEWAY) {
+        let name = Some(name).filter(|name| is_replica(name)).ok_or(PeerError::BadName("replica's name"))?;
+        Ok(PeerIdentity::Gateway(name.to_owned()))
     } else {
         Err(PeerError::UnknownRole)
     }

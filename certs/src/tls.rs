@@ -23,13 +23,15 @@ use crate::{
 
 /// ALPN of the tunnel carriers QUIC and HTTP/2.
 pub const ALPN_TUNNEL: &[u8] = b"towline/1";
+/// ALPN of what replicas of the gateway speak with each other: the tunnel's protocol, opened by whoever dials.
+pub const ALPN_REPLICA: &[u8] = b"towline-hop/1";
 /// ALPN of HTTP/2.
 pub const ALPN_H2: &[u8] = b"h2";
 /// ALPN of HTTP/1.1, also below the WebSocket carrier.
 pub const ALPN_HTTP11: &[u8] = b"http/1.1";
 
 const ALL: &[&SupportedProtocolVersion] = &[&TLS13, &TLS12];
-const ONLY_13: &[&SupportedProtocolVersion] = &[&TLS13];
+pub(crate) const ONLY_13: &[&SupportedProtocolVersion] = &[&TLS13];
 
 /// What is needed for a TLS configuration and does not hold.
 #[derive(Debug, thiserror::Error)]
@@ -156,7 +158,7 @@ impl ClientCertVerifier for Named {
     }
 }
 
-fn server(
+pub(crate) fn server(
     versions: &[&'static SupportedProtocolVersion],
     verifier: Arc<dyn ClientCertVerifier>,
     certificate: Arc<dyn ResolvesServerCert>,

@@ -44,7 +44,9 @@ pub(super) async fn measure(
 /// Reads a certificate as a peer's that has just connected.
 fn role(shown: &Issued, roots: &Roots) -> anyhow::Result<()> {
     let peer = Peer::verify(shown.credentials().chain(), roots, SystemTime::now())?;
-    let (PeerIdentity::Agent(id) | PeerIdentity::Access { id, .. }) = &peer.identity;
+    let (PeerIdentity::Agent(id) | PeerIdentity::Access { id, .. }) = &peer.identity else {
+        anyhow::bail!("a certificate of no cluster");
+    };
     id.parse::<ClusterId>().map(drop).context("a certificate of no cluster")
 }
 

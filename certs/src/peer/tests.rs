@@ -60,6 +60,23 @@ fn an_access_certificate_is_no_agent_and_the_reverse() {
 }
 
 #[test]
+fn k11_a_replicas_certificate_is_nothing_where_agents_or_users_come_and_the_reverse() {
+    let (authority, roots) = authority();
+    let gateway = verify(&authority.issue_gateway("gw-0", Validity::days(1)).unwrap(), &roots).unwrap();
+    assert_eq!(gateway.gateway(), Ok("gw-0"));
+    assert_eq!(gateway.agent(), Err(PeerError::Role { found: "gateway", wanted: "agent" }));
+    assert_eq!(gateway.access(), Err(PeerError::Role { found: "gateway", wanted: "access" }));
+    let agent = verify(&authority.issue_agent(ID, Validity::days(1)).unwrap(), &roots).unwrap();
+    assert_eq!(agent.gateway(), Err(PeerError::Role { found: "agent", wanted: "gateway" }));
+    let access = verify(&authority.issue_access(ID, "ann", Validity::days(1)).unwrap(), &roots).unwrap();
+    assert_eq!(access.gateway(), Err(PeerError::Role { found: "access", wanted: "gateway" }));
+    for bad in ["", "A", "a b", "a%41"] {
+        let issued = odd(&authority, |p| p.subject_alt_names = vec![uri(&format!("{GATEWAY}{bad}"))]);
+        assert_eq!(verify(&issued, &roots), Err(PeerError::BadName("replica's name")), "{bad:?}");
+    }
+}
+
+#[test]
 fn a_server_certificate_is_no_peer() {
     let (authority, roots) = authority();
     let server = authority.issue_server(&["gateway.test"], Validity::days(1)).unwrap();

@@ -14,6 +14,7 @@ use crate::{
         control::Control,
         head::{RequestHead, ResponseHead},
         hello::{Answer, Challenge, Hello},
+        hop::Hop,
         message::{self, LENGTH_BYTES},
         varint,
     },
@@ -40,6 +41,14 @@ pub fn decode(data: &[u8]) {
     if let Ok(head) = ResponseHead::decode(message.clone()) {
         let bytes = head.encode().expect("what was read can be written");
         assert_eq!(ResponseHead::decode(again(bytes)).as_ref(), Ok(&head));
+    }
+    if let Ok(hop) = Hop::decode(message.clone()) {
+        let bytes = hop.encode().expect("what was read can be written");
+        assert_eq!(Hop::decode(again(bytes)).as_ref(), Ok(&hop));
+        // What a replica opens on an agent's tunnel is one message, and a request's.
+        let request = hop.into_request();
+        assert_eq!(message::length(&request, limits::REQUEST_HEAD_BYTES), Ok(Some(request.len() - LENGTH_BYTES)));
+        assert!(Hop::decode(request.slice(LENGTH_BYTES..)).is_err());
     }
     if let Ok(challenge) = Challenge::decode(message.clone()) {
         assert_eq!(Challenge::decode(again(challenge.encode())), Ok(challenge));

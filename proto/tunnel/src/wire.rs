@@ -8,7 +8,8 @@
 //!
 //! A **stream** begins, in the opener's direction, with its [`StreamId`](types::ids::StreamId) as a varint and a
 //! [`head::RequestHead`] message; the acceptor's direction begins with a [`head::ResponseHead`] message. Raw body bytes
-//! follow until the direction ends ([`close`]).
+//! follow until the direction ends ([`close`]). Between two replicas of the gateway a [`hop::Hop`] message, which names
+//! the cluster, has the request's message within it.
 //!
 //! The **control stream** is the first stream of a tunnel, opened by the gateway: [`hello::Challenge`] from the
 //! gateway, [`hello::Hello`] from the agent, [`hello::Welcome`] or [`hello::Refuse`] from the gateway, then
@@ -19,6 +20,7 @@ pub mod control;
 pub mod error;
 pub mod head;
 pub mod hello;
+pub mod hop;
 pub mod message;
 pub mod varint;
 

@@ -157,6 +157,16 @@ pub fn lower_hex<const N: usize>(text: &[u8]) -> Option<[u8; N]> {
 const BASE32: &[u8; 32] = b"abcdefghijklmnopqrstuvwxyz234567";
 
 impl ClusterKey {
+    /// The digest's bytes.
+    pub fn as_bytes(&self) -> &[u8; 32] {
+        &self.0
+    }
+
+    /// Of a digest's bytes.
+    pub fn from_bytes(bytes: [u8; 32]) -> Self {
+        Self(bytes)
+    }
+
     /// 64 lower-case hex digits: the first path segment of `https://<gateway>/<key>`.
     pub fn hex(&self) -> String {
         hex(&self.0)

@@ -64,6 +64,10 @@ codes! {
         UnknownRole = 0x109, "no such role";
         /// A fault of ours.
         Internal = 0x10a, "internal error";
+        /// This replica has no tunnel of the cluster, or none that takes the request; another one may have.
+        NotHere = 0x10b, "no tunnel of the cluster here";
+        /// The tunnel behind the stream was lost: what the stream asked for may have been done.
+        TunnelLost = 0x10c, "the tunnel behind the stream was lost";
     }
 }
 
@@ -71,12 +75,12 @@ impl StreamCode {
     /// Whether an acceptor resets a stream with it only before any role has seen the stream's head: what the stream
     /// asked for was not done, and may be asked for again.
     pub fn is_refusal(self) -> bool {
-        matches!(self, Self::Limit | Self::Draining | Self::BadHead | Self::UnknownRole)
+        matches!(self, Self::Limit | Self::Draining | Self::BadHead | Self::UnknownRole | Self::NotHere)
     }
 
     /// Whether a refusal may pass: another tunnel, or the same one later, may take the stream.
     pub fn is_passing(self) -> bool {
-        matches!(self, Self::Limit | Self::Draining)
+        matches!(self, Self::Limit | Self::Draining | Self::NotHere)
     }
 }
 

@@ -6,7 +6,7 @@ use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
 use proptest::prelude::*;
 use types::{
-    ids::{RequestId, StreamId},
+    ids::{ClusterKey, RequestId, StreamId},
     limits,
     version::{Features, Version},
 };
@@ -17,6 +17,7 @@ use super::{
     error::WireError,
     head::{RequestHead, ResponseHead},
     hello::{Answer, Challenge, Hello, Proof, Refuse, Welcome},
+    hop::Hop,
     message::{self, LENGTH_BYTES, TEXT_BYTES, Writer},
     varint,
 };
@@ -31,6 +32,7 @@ enum Any {
     Request(RequestHead),
     Response(ResponseHead),
     Control(Control),
+    Hop(Hop),
 }
 
 impl Any {
@@ -43,6 +45,7 @@ impl Any {
             Self::Request(message) => message.encode().unwrap(),
             Self::Response(message) => message.encode().unwrap(),
             Self::Control(message) => message.encode(),
+            Self::Hop(message) => message.encode().unwrap(),
         }
     }
 
@@ -55,6 +58,7 @@ impl Any {
             Self::Request(_) => Self::Request(RequestHead::decode(message)?),
             Self::Response(_) => Self::Response(ResponseHead::decode(message)?),
             Self::Control(_) => Self::Control(Control::decode(message)?),
+            Self::Hop(_) => Self::Hop(Hop::decode(message)?),
         })
     }
 }
@@ -78,6 +82,10 @@ fn request() -> RequestHead {
         traceparent: None,
         user_address: None,
     }
+}
+
+fn hop(head: &RequestHead) -> Hop {
+    Hop::new(ClusterKey::from_bytes([0x5a; 32]), head.encode().unwrap().freeze()).unwrap()
 }
 
 fn response() -> ResponseHead {
@@ -179,6 +187,7 @@ fn golden() -> Vec<(&'static str, Any)> {
         ("window", Any::Control(Control::Window { stream: StreamId(4), position: 131_072 })),
         ("stop", Any::Control(Control::Stop { stream: StreamId(7), code: StreamCode::NoMore })),
         ("drain", Any::Control(Control::Drain { code: CloseCode::Shutdown, reconnect_within_ms: 5000 })),
+        ("hop", Any::Hop(hop(&request()))),
         ("close", Any::Control(Control::Close { code: CloseCode::Replaced, message: "newer tunnel".to_owned() })),
     ]
 }
@@ -367,6 +376,49 @@ fn head_with_a_long_target_is_read_and_its_headers_stand_alone() {
     assert!(read.headers.values().all(|value| !memory.contains(&value.as_bytes().as_ptr())));
 }
 
+/// A replica hands on what came, so that a request is encoded once.
+#[test]
+fn k11_a_hop_carries_a_request_unchanged_and_nothing_else() {
+    let head = request().encode().unwrap().freeze();
+    let message = hop(&request()).encode().unwrap().freeze().slice(LENGTH_BYTES..);
+    let memory = message.as_ptr_range();
+    let read = Hop::decode(message.clone()).unwrap();
+    assert_eq!(read.cluster, ClusterKey::from_bytes([0x5a; 32]));
+    let passed = read.into_request();
+    assert_eq!(passed, head);
+    assert!(memory.contains(&passed.as_ptr()), "not copied");
+
+    let key = ClusterKey::from_bytes([1; 32]);
+    let again = hop(&request()).encode().unwrap().freeze();
+    assert_eq!(Hop::new(key, again), Err(WireError::Kind(super::hop::HOP)), "a hop of a hop");
+    let answer = response().encode().unwrap().freeze();
+    assert_eq!(Hop::new(key, answer), Err(WireError::Kind(super::head::RESPONSE)));
+    for bad in [head.slice(..head.len() - 1), [&head[..], b"x"].concat().into(), Bytes::new(), head.slice(..4)] {
+        assert_eq!(Hop::new(key, bad), Err(WireError::Field("request")));
+    }
+    let mut writer = Writer::begin(BytesMut::new(), super::hop::HOP);
+    writer.bytes(&[1; 31]).bytes(&head);
+    let short = writer.finish().freeze().slice(LENGTH_BYTES..);
+    assert_eq!(Hop::decode(short), Err(WireError::Field("cluster")));
+}
+
+#[test]
+fn a_hop_is_bounded_as_a_requests_head_is() {
+    let mut longest = request();
+    longest.target = Bytes::from([b"/".as_slice(), &vec![b'a'; limits::TARGET_BYTES - 1]].concat());
+    let filler = "y".repeat(limits::HEAD_BYTES - 1024);
+    longest.headers.insert("x", filler.parse().unwrap());
+    let over = |longest: &RequestHead| {
+        let head = longest.encode().unwrap().freeze();
+        (limits::REQUEST_HEAD_BYTES + LENGTH_BYTES).saturating_sub(head.len())
+    };
+    let room = over(&longest);
+    let filler = "y".repeat(limits::HEAD_BYTES - 1024 + room - 8);
+    longest.headers.insert("x", filler.parse().unwrap());
+    assert!(over(&longest) < 64, "a head at the bound");
+    assert!(matches!(hop(&longest).encode(), Err(WireError::TooLong { limit: limits::REQUEST_HEAD_BYTES, .. })));
+}
+
 /// A request head as a hostile peer may write it.
 fn raw_request(method: &[u8], target: &[u8], headers: &[(&[u8], &[u8])]) -> Result<RequestHead, WireError> {
     let mut writer = Writer::begin(BytesMut::new(), super::head::REQUEST);
@@ -517,6 +569,14 @@ proptest! {
     fn responses_round_trip(status in 200u16..1000, headers in header_map(), refused_by in prop::option::of(word())) {
         let status = StatusCode::from_u16(status).unwrap();
         round_trip(&Any::Response(ResponseHead { status, headers, refused_by }))?;
+    }
+
+    #[test]
+    fn hops_round_trip(key: [u8; 32], head in any_request()) {
+        let head = head.encode().unwrap().freeze();
+        let hop = Hop::new(ClusterKey::from_bytes(key), head.clone()).unwrap();
+        round_trip(&Any::Hop(hop.clone()))?;
+        prop_assert_eq!(hop.into_request(), head);
     }
 
     #[test]
