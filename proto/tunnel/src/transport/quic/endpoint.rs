@@ -107,6 +107,13 @@ impl ResetSecret {
         Self(secret)
     }
 
+    /// The secret of one of several replicas that derive theirs from the same material. None of them resets what is
+    /// another's, and none knows another's connection ids.
+    #[must_use]
+    pub fn of_replica(&self, name: &str) -> Self {
+        Self::derive(&[&self.0, name.as_bytes()].concat())
+    }
+
     /// Tokens of resets by one key, and connection ids that are recognised after a restart by another.
     fn endpoint(&self) -> EndpointConfig {
         let ids = self.ids();
@@ -463,6 +470,48 @@ mod tests {
     #[tokio::test]
     async fn all_agents_of_a_gateway_that_has_restarted_are_told() {
         let secret = ResetSecret::derive(b"a key");
+        let listener = listener(&secret);
+        let agents = tokio::net::UdpSocket::bind("127.0.0.1:0").await.unwrap();
+        agents.connect(listener.local_addr().unwrap()).await.unwrap();
+        for _ in 0..100 {
+            agents.send(&packet(&secret)).await.unwrap();
+        }
+        let mut answer = [0; 100];
+        for told in 0..100 {
+            let reset = tokio::time::timeout(Duration::from_secs(10), agents.recv(&mut answer)).await;
+            let length = reset.unwrap_or_else(|_| panic!("{told} of 100 were told")).unwrap();
+            assert!(length < 49, "{length}: longer than what it answers");
+        }
+    }
+
+    /// A balancer may send a packet of one replica's connection to another, which has the same TLS key.
+    #[tokio::test]
+    async fn t12_a_replica_does_not_reset_the_connections_of_another() {
+        let shared = ResetSecret::derive(b"a key");
+        let (a, b) = (shared.of_replica("a"), shared.of_replica("b"));
+        let listener = listener(&a);
+        let agents = tokio::net::UdpSocket::bind("127.0.0.1:0").await.unwrap();
+        agents.connect(listener.local_addr().unwrap()).await.unwrap();
+        let (of_b, of_a) = (packet(&b), packet(&a));
+        for packet in [&of_b, &packet(&shared), &of_a] {
+            agents.send(packet).await.unwrap();
+        }
+        let mut answer = [0; 100];
+        let reset = tokio::time::timeout(Duration::from_secs(10), agents.recv(&mut answer)).await;
+        let length = reset.expect("its own connection is reset").unwrap();
+        let token =
+            |secret: &ResetSecret, packet: &[u8]| hmac::sign(&secret.key(), &packet[1..9]).as_ref()[..16].to_vec();
+        assert_eq!(answer[length - 16..length], token(&a, &of_a), "the first answer is to its own");
+        assert_ne!(token(&a, &of_b), token(&b, &of_b), "an agent of the other takes no token of this one");
+    }
+
+    /// A short header (RFC 9000 section 17.3), the gateway's connection id, and what nobody can read any more.
+    fn packet(secret: &ResetSecret) -> Vec<u8> {
+        let mut ids = HashedConnectionIdGenerator::from_key(secret.ids());
+        [&[0x40], &*ids.generate_cid(), &[7; 40]].concat()
+    }
+
+    fn listener(secret: &ResetSecret) -> Listener {
         let key = rcgen::KeyPair::generate().unwrap();
         let certificate = rcgen::CertificateParams::new(vec!["gateway.test".to_owned()]).unwrap();
         let certificate = certificate.self_signed(&key).unwrap().der().clone();
@@ -476,21 +525,6 @@ mod tests {
             )
             .unwrap();
         let options = QuicOptions { reset_secret: Some(secret.clone()), ..QuicOptions::default() };
-        let listener = Listener::bind(UdpSocket::bind("127.0.0.1:0").unwrap(), Arc::new(tls), options).unwrap();
-
-        let agents = tokio::net::UdpSocket::bind("127.0.0.1:0").await.unwrap();
-        agents.connect(listener.local_addr().unwrap()).await.unwrap();
-        let mut ids = HashedConnectionIdGenerator::from_key(secret.ids());
-        for _ in 0..100 {
-            // A short header (RFC 9000 section 17.3), the gateway's connection id, and what nobody can read any more.
-            let packet = [&[0x40], &*ids.generate_cid(), &[7; 40]].concat();
-            agents.send(&packet).await.unwrap();
-        }
-        let mut answer = [0; 100];
-        for told in 0..100 {
-            let reset = tokio::time::timeout(Duration::from_secs(10), agents.recv(&mut answer)).await;
-            let length = reset.unwrap_or_else(|_| panic!("{told} of 100 were told")).unwrap();
-            assert!(length < 49, "{length}: longer than what it answers");
-        }
+        Listener::bind(UdpSocket::bind("127.0.0.1:0").unwrap(), Arc::new(tls), options).unwrap()
     }
 }
