@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn k11_two_replicas_know_each_other_and_no_other_role_is_taken_for_one() {
+    fn t12_two_replicas_know_each_other_and_no_other_role_is_taken_for_one() {
         let authority = authority();
         let day = || Validity::days(1);
         let (a, b) = (authority.issue_gateway("a", day()).unwrap(), authority.issue_gateway("b", day()).unwrap());
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn k11_another_replica_than_the_one_that_is_dialled_is_refused() {
+    fn t12_another_replica_than_the_one_that_is_dialled_is_refused() {
         let authority = authority();
         let a = authority.issue_gateway("a", Validity::days(1)).unwrap();
         let c = authority.issue_gateway("c", Validity::days(1)).unwrap();

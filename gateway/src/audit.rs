@@ -210,6 +210,11 @@ impl Record {
         self.known().carrier = Some(kind);
     }
 
+    /// The other replica that the request was handed to; empty: none.
+    pub fn handed_to(&mut self, replica: &str) {
+        self.known().set(Text::HandedTo, replica);
+    }
+
     /// The answer's head is on its way.
     pub fn answered(&mut self, status: http::StatusCode) {
         self.known().status = status.as_u16();

@@ -13,6 +13,7 @@ use crate::{
     config::Limits,
     control::Control,
     fleet::{asked::Asked, registry::Registry, told::Told},
+    hop::Hops,
     issuer::Issuer,
     metrics::Metrics,
     named::{Named, Names},
@@ -64,6 +65,8 @@ pub struct Core {
     pub trust: Arc<Trust>,
     /// The other gateways that share the store, if this one is one of several.
     pub replicas: Option<Arc<Replicas>>,
+    /// The way to tunnels of other replicas, if this gateway is one of several.
+    pub hops: Option<Arc<Hops>>,
 }
 
 impl Core {

@@ -19,6 +19,7 @@
 //! | [`request`] | the stages of a request to a cluster, in order |
 //! | [`api`] | the resource API: one request's way through it |
 //! | [`tunnels`] | listeners for agents, the hello, sessions of tunnels |
+//! | [`peers`] | what other replicas of this gateway ask: requests to clusters whose tunnel is here |
 //! | [`rollout`] | one resource for many clusters, wave by wave |
 //! | [`upgrades`] | another version of the agents for many clusters, wave by wave |
 //! | [`agents`] | what agents ask beside: certificates, heartbeats, desired state |
@@ -32,6 +33,7 @@
 //! | [`sessions`] | how long a request lives; re-authorised while it does |
 //! | [`fleet`] | live tunnels, and what agents ask and tell |
 //! | [`replicas`] | the other gateways that share the store, and whose tunnels they have |
+//! | [`hop`] | links to other replicas, by which requests reach the tunnels that these have |
 //! | [`events`] | what happens to clusters, as it is told |
 //! | [`admission`] | bounds and turns of connections and handshakes |
 //! | [`audit`] | one record for each request |
@@ -83,6 +85,7 @@ pub mod events;
 pub mod files;
 pub mod fleet;
 pub mod guid;
+pub mod hop;
 pub mod identity;
 pub mod init;
 pub mod instants;
@@ -94,6 +97,7 @@ pub mod metrics;
 pub mod named;
 pub mod object;
 pub mod owners;
+pub mod peers;
 pub mod permit;
 pub mod places;
 pub mod policy;
@@ -148,6 +152,7 @@ use crate::{
     admission::{limit::Admissions, pace::Pace, refused::Refusals},
     audit::AuditLog,
     fleet::registry::Registry,
+    hop::Hops,
     trust::{Trust, TrustError},
 };
 
@@ -225,6 +230,8 @@ pub struct Addresses {
     pub tunnel: SocketAddr,
     /// Admin.
     pub admin: SocketAddr,
+    /// Other replicas, if this gateway is one of several.
+    pub peers: Option<SocketAddr>,
 }
 
 /// A gateway whose listeners are bound. Nothing is served before [`Gateway::run`].
@@ -234,6 +241,7 @@ pub struct Gateway {
     public: TcpListener,
     quic: Arc<Listener>,
     admin: TcpListener,
+    peers: Option<TcpListener>,
     addresses: Addresses,
     log_level: Option<LogLevel>,
     audit_tasks: TaskGroup,
@@ -302,10 +310,18 @@ impl Gateway {
         let (public, udp) = bind_public(&config).await?;
         let admin_address = config.listen.admin;
         let admin = TcpListener::bind(admin_address).await.map_err(not_bound("admin", admin_address))?;
+        let peers = match &config.replicas {
+            Some(replicas) => {
+                let listener = TcpListener::bind(replicas.listen).await;
+                Some(listener.map_err(not_bound("replicas", replicas.listen))?)
+            }
+            None => None,
+        };
         let addresses = Addresses {
             public: public.local_addr().map_err(not_bound("public", config.listen.public))?,
             tunnel: udp.local_addr().map_err(not_bound("tunnel", config.listen.public))?,
             admin: admin.local_addr().map_err(not_bound("admin", admin_address))?,
+            peers: peers.as_ref().and_then(|listener| listener.local_addr().ok()),
         };
         let quic = Listener::bind(udp, trust.tunnel(), quic_options(&config, not_bound("tunnel", addresses.tunnel))?)
             .map_err(not_bound("tunnel", addresses.tunnel))?;
@@ -334,6 +350,9 @@ impl Gateway {
             snapshots.load().warn_of_shadowed();
         }
         let replicas = config.replicas.clone().map(|settings| Arc::new(Replicas::new(settings, None)));
+        let hops = replicas
+            .as_ref()
+            .map(|replicas| Arc::new(Hops::new(Arc::clone(replicas), Arc::clone(&trust), Arc::clone(&metrics))));
         let core = Arc::new(Core {
             told: Default::default(),
             agents: Default::default(),
@@ -355,10 +374,11 @@ impl Gateway {
             shutdown: extras.shutdown.child(),
             trust,
             replicas,
+            hops,
         });
         let reloader = Arc::new(Reloader::new(Arc::clone(&core), Arc::clone(&quic), config));
         let log_level = extras.log_level;
-        Ok(Self { core, reloader, public, quic, admin, addresses, log_level, audit_tasks, audit_shutdown })
+        Ok(Self { core, reloader, public, quic, admin, peers, addresses, log_level, audit_tasks, audit_shutdown })
     }
 
     /// The addresses that are bound.
@@ -373,10 +393,15 @@ impl Gateway {
 
     /// Serves until told to drain, then drains and returns.
     pub async fn run(self) {
-        let Self { core, reloader, public, quic, admin, addresses, log_level, audit_tasks, audit_shutdown } = self;
+        let Self { core, reloader, public, quic, admin, peers, addresses, log_level, audit_tasks, audit_shutdown } =
+            self;
         let tasks = core.tasks.clone();
         tasks.spawn("listen", listen::accept(Arc::clone(&core), public));
         tasks.spawn("quic", tunnels::accept::quic(Arc::clone(&core), Arc::clone(&quic)));
+        if let (Some(hops), Some(listener)) = (&core.hops, peers) {
+            tasks.spawn("peers", peers::accept::listen(Arc::clone(&core), Arc::clone(hops), listener));
+            tasks.spawn("links", Arc::clone(hops).run(core.shutdown.clone()));
+        }
         let sweeper = Arc::clone(&core.sessions).run(Arc::clone(&core.snapshots), core.shutdown.clone());
         tasks.spawn("sessions", sweeper);
         tasks.spawn("accounts", snapshot::follow_accounts(Arc::clone(&core.snapshots), core.shutdown.clone()));
@@ -453,7 +478,8 @@ async fn control(
 
 /// Readiness is off and listeners are closed by the phase; agents and users were told. What is left is to wait.
 async fn drain(core: &Core) {
-    let left = || core.metrics.requests.now();
+    // What other replicas have handed to this one is waited for, too.
+    let left = || core.metrics.requests.now() + core.metrics.hops.now();
     tracing::info!(requests = left(), tunnels = core.metrics.tunnels_open(), "draining");
     let grace = core.limits().drain_grace;
     let wait = quiet(grace, left);
@@ -484,9 +510,16 @@ async fn quiet(longest: Duration, left: impl Fn() -> i64) {
 }
 
 /// With a reset secret that outlives a restart: agents then learn at once that this process does not know them.
+/// Of several replicas with one TLS key each has a secret of its own: a balancer may send one a packet of another's
+/// connection, which it must not reset.
 fn quic_options(config: &Config, failed: impl FnOnce(io::Error) -> BuildError) -> Result<QuicOptions, BuildError> {
     let key = std::fs::read(&config.tls.key_file).map_err(failed)?;
-    Ok(QuicOptions { reset_secret: Some(ResetSecret::derive(&key)), ..QuicOptions::default() })
+    let secret = ResetSecret::derive(&key);
+    let secret = match &config.replicas {
+        Some(replicas) => secret.of_replica(&replicas.name),
+        None => secret,
+    };
+    Ok(QuicOptions { reset_secret: Some(secret), ..QuicOptions::default() })
 }
 
 fn not_bound(what: &'static str, address: SocketAddr) -> impl FnOnce(io::Error) -> BuildError {

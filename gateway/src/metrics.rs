@@ -66,6 +66,12 @@ pub struct Metrics {
     pub streams: std::sync::Arc<Open>,
     /// Sessions in the registry.
     pub sessions: std::sync::Arc<Open>,
+    /// Connections that this replica keeps to others.
+    pub links: std::sync::Arc<Open>,
+    /// Connections that others keep to this replica.
+    pub peers: std::sync::Arc<Open>,
+    /// Requests that other replicas handed to this one, which has the tunnel.
+    pub hops: std::sync::Arc<Open>,
     /// Handshakes (TLS, hello) going on.
     pub handshakes: std::sync::Arc<Open>,
     /// Tunnels by carrier, in the order of [`CARRIERS`].
@@ -140,6 +146,9 @@ impl Metrics {
         describe("gateway_requests_open", "User requests from their head to their last byte");
         describe("gateway_streams_open", "Tunnel streams opened for users");
         describe("gateway_sessions_open", "Sessions that are re-authorised");
+        describe("gateway_links_open", "Connections that this replica keeps to others");
+        describe("gateway_peers_open", "Connections that other replicas keep to this one");
+        describe("gateway_hops_open", "Requests that other replicas handed to this one, which has the tunnel");
         describe("gateway_handshakes_open", "TLS and hello handshakes going on");
         describe("gateway_egress_open", "Connections of clusters to hosts that this gateway reaches");
         describe(OPEN_TUNNELS, "Tunnels that are up, by carrier");
@@ -177,6 +186,9 @@ impl Metrics {
             requests: open("gateway_requests_open", vec![]),
             streams: open("gateway_streams_open", vec![]),
             sessions: open("gateway_sessions_open", vec![]),
+            links: open("gateway_links_open", vec![]),
+            peers: open("gateway_peers_open", vec![]),
+            hops: open("gateway_hops_open", vec![]),
             handshakes: open("gateway_handshakes_open", vec![]),
             tunnels: CARRIERS.map(|kind| open(OPEN_TUNNELS, vec![Label::from_static_parts("carrier", kind.as_str())])),
             tunnels_of: Skew::ALL

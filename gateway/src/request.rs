@@ -176,15 +176,16 @@ pub async fn reach(
 
     record.stage(Stage::Locate);
     let slot_of_streams = core.slots.acquire(&permit, &core.limits())?;
-    let tunnels = locate::locate(&core.tunnels, permit.cluster())?;
+    let tunnels = locate::locate(core, permit.cluster())?;
 
     record.stage(Stage::Open);
     let bodiless = request.upgrade.is_none() && request.body.as_ref().is_none_or(http_body::Body::is_end_stream);
     let role = role(&request);
     let head = open::encode(&head(&mut request, role))?;
     let relayed = {
-        let opened = open::open(core, tunnels, (head.clone(), bodiless), slot_of_streams).await?;
-        record.carrier(opened.tunnel.handle.info().carrier);
+        let ways = open::Ways { cluster: &request.address.key, tunnels, refused_by: None };
+        let opened = open::open(core, ways, (head.clone(), bodiless), slot_of_streams).await?;
+        opened.via.note(record);
         record.stage(Stage::Relay);
         Box::pin(relay::relay(core, request, (head, opened), session, custody))
     };

@@ -60,7 +60,7 @@ fn an_access_certificate_is_no_agent_and_the_reverse() {
 }
 
 #[test]
-fn k11_a_replicas_certificate_is_nothing_where_agents_or_users_come_and_the_reverse() {
+fn t12_a_replicas_certificate_is_nothing_where_agents_or_users_come_and_the_reverse() {
     let (authority, roots) = authority();
     let gateway = verify(&authority.issue_gateway("gw-0", Validity::days(1)).unwrap(), &roots).unwrap();
     assert_eq!(gateway.gateway(), Ok("gw-0"));

@@ -37,6 +37,7 @@ pub(super) enum Text {
     Name,
     Upgrade,
     Cluster,
+    HandedTo,
     Reason,
 }
 
@@ -165,6 +166,7 @@ impl Known {
             bytes_down: self.bytes_down,
             duration_ms: u64::try_from(self.took.as_millis()).unwrap_or(u64::MAX),
             carrier: self.carrier.map(CarrierKind::as_str),
+            handed_to: filled(Text::HandedTo),
         };
         let begun = lines.len();
         match serde_json::to_writer(&mut *lines, &line) {
@@ -227,6 +229,8 @@ struct Line<'a> {
     duration_ms: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     carrier: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    handed_to: Option<&'a str>,
 }
 
 #[cfg(test)]

@@ -1,21 +1,20 @@
-//! A cluster to the live tunnels that lead there, best first. Looks only at what is here; it waits for nothing, so that
-//! no agent means 503 at once (docs/features.md K8).
+//! A cluster to the live tunnels that lead there, best first. Looks only at what is known here; it waits for nothing, so
+//! that no agent means 503 at once (docs/features.md K8).
 
 use std::sync::Arc;
 
 use super::respond::{Kind, Refusal};
 use crate::{
-    cluster::ClusterRef,
-    fleet::registry::{LiveTunnel, Registry},
-    metrics::labels::Stage,
-    sessions::slots::Full,
+    cluster::ClusterRef, core::Core, fleet::registry::LiveTunnel, metrics::labels::Stage, sessions::slots::Full,
 };
 
-/// The tunnels of a cluster: not draining ones first, then by load.
+/// The tunnels of a cluster at this gateway: not draining ones first, then by load. There may be none where another
+/// replica has some ([`open`](super::open)).
 #[tracing::instrument(name = "locate", level = "debug", skip_all)]
-pub fn locate(registry: &Registry, cluster: &ClusterRef) -> Result<Vec<Arc<LiveTunnel>>, Refusal> {
-    let tunnels = registry.of(&cluster.key);
-    if tunnels.is_empty() { Err(Refusal::new(Stage::Locate, Kind::NoAgent)) } else { Ok(tunnels) }
+pub fn locate(core: &Core, cluster: &ClusterRef) -> Result<Vec<Arc<LiveTunnel>>, Refusal> {
+    let tunnels = core.tunnels.of(&cluster.key);
+    let elsewhere = || core.hops.as_ref().is_some_and(|hops| hops.leads_to(&cluster.key));
+    if tunnels.is_empty() && !elsewhere() { Err(Refusal::new(Stage::Locate, Kind::NoAgent)) } else { Ok(tunnels) }
 }
 
 impl From<Full> for Refusal {

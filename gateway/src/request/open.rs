@@ -1,5 +1,6 @@
-//! Opens a stream on one of the tunnels. The next tunnel is tried only where no byte of the request was sent, which
-//! `OpenError` promises in every case; once a stream is open there is another try only where the agent refuses it
+//! Opens a stream on one of the tunnels: the cluster's own here, and where none takes it one of another replica's, over
+//! a hop ([`crate::hop`]). The next one is tried only where no byte of the request was sent, which `OpenError` promises
+//! in every case; once a stream is open there is another try only where the agent, or the other replica, refuses it
 //! ([`relay`](super::relay)).
 
 use std::{sync::Arc, time::Instant};
@@ -7,25 +8,67 @@ use std::{sync::Arc, time::Instant};
 use bytes::Bytes;
 use tracing::Instrument as _;
 use tunnel::{
-    transport::{OpenError, Stream},
+    transport::{CarrierKind, OpenError, Stream, TunnelHandle},
     wire::head::RequestHead,
 };
+use types::ids::ClusterKey;
 
 use super::respond::{Kind, Refusal};
 use crate::{
+    audit::Record,
     core::Core,
     fleet::registry::LiveTunnel,
+    hop::{self, HopError, links::Link},
     identity::PrincipalKey,
     metrics::{OpenGuard, labels::Stage},
     sessions::slots::Slot,
 };
+
+/// What bears a stream.
+pub enum Via {
+    /// A tunnel of this gateway.
+    Own(Arc<LiveTunnel>),
+    /// A link to another replica, which has the tunnel.
+    Hop(Arc<Link>),
+}
+
+impl Via {
+    /// The tunnel, or the link.
+    pub fn handle(&self) -> &TunnelHandle {
+        match self {
+            Self::Own(tunnel) => &tunnel.handle,
+            Self::Hop(link) => &link.handle,
+        }
+    }
+
+    /// The carrier that leaves this gateway.
+    pub fn carrier(&self) -> CarrierKind {
+        self.handle().info().carrier
+    }
+
+    /// Puts it into the record.
+    pub fn note(&self, record: &mut Record) {
+        record.carrier(self.carrier());
+        if let Self::Hop(link) = self {
+            record.handed_to(&link.replica);
+        }
+    }
+
+    /// The other replica, if the stream goes there.
+    pub fn replica(&self) -> Option<&str> {
+        match self {
+            Self::Own(_) => None,
+            Self::Hop(link) => Some(&link.replica),
+        }
+    }
+}
 
 /// An open stream, with its place in the counts.
 pub struct Opened {
     /// The stream; its head is on the way.
     pub stream: Stream,
     /// What bears it.
-    pub tunnel: Arc<LiveTunnel>,
+    pub via: Via,
     /// Its place in the counts, given back on drop.
     pub place: Place,
 }
@@ -57,14 +100,24 @@ pub fn encode(head: &RequestHead) -> Result<Bytes, Refusal> {
     Ok(encoded.freeze())
 }
 
+/// Where a stream may go.
+pub struct Ways<'a> {
+    /// The cluster.
+    pub cluster: &'a ClusterKey,
+    /// Its tunnels here, best first.
+    pub tunnels: Vec<Arc<LiveTunnel>>,
+    /// What the request was refused by already.
+    pub refused_by: Option<&'a Via>,
+}
+
 /// Opens a stream for the encoded `head`, on the first tunnel that takes it; its send half is finished if nothing
 /// follows the head.
-pub fn open(
-    core: &Core,
-    tunnels: Vec<Arc<LiveTunnel>>,
+pub fn open<'a>(
+    core: &'a Core,
+    Ways { cluster, tunnels, refused_by }: Ways<'a>,
     (head, bodiless): (Bytes, bool),
     slot: Slot,
-) -> impl Future<Output = Result<Opened, Refusal>> {
+) -> impl Future<Output = Result<Opened, Refusal>> + use<'a> {
     let limits = core.limits();
     let (limit, deadline) = (limits.streams_per_tunnel, Instant::now() + limits.open_timeout);
     let (mut tunnels, mut last) = (tunnels.into_iter(), None);
@@ -81,7 +134,7 @@ pub fn open(
                 Ok(Ok(stream)) => {
                     tunnel.use_now();
                     let place = Place { slot, _open: core.metrics.streams.enter() };
-                    return Ok(Opened { stream, tunnel, place });
+                    return Ok(Opened { stream, via: Via::Own(tunnel), place });
                 }
                 Ok(Err(error)) => {
                     tracing::debug!(tunnel = %tunnel, %error, "stream not opened; trying another tunnel");
@@ -93,6 +146,21 @@ pub fn open(
                 Err(_) => return Err(Refusal::new(Stage::Open, Kind::OpenTimeout)),
             }
         }
+        if let Some(hops) = &core.hops {
+            let refused_by = refused_by.and_then(Via::replica);
+            let request = hop::Request { cluster, head, bodiless, deadline, refused_by };
+            // Boxed: most requests have a tunnel here.
+            match Box::pin(hops.open(request)).await {
+                Ok((stream, link)) => {
+                    let place = Place { slot, _open: core.metrics.streams.enter() };
+                    return Ok(Opened { stream, via: Via::Hop(link), place });
+                }
+                // What this gateway's own tunnels say is told.
+                Err(HopError::Nobody) => {}
+                Err(error) if last.is_none() => return Err(Refusal::from(error)),
+                Err(error) => tracing::debug!(%error, "no stream over a hop either"),
+            }
+        }
         Err(match last {
             Some(OpenError::TooManyStreams(limit)) => {
                 Refusal::new(Stage::Open, Kind::Limit { name: "streams per tunnel", value: u64::from(limit) })
@@ -102,4 +170,19 @@ pub fn open(
         })
     };
     opening.instrument(tracing::debug_span!("open"))
+}
+
+impl From<HopError> for Refusal {
+    fn from(error: HopError) -> Self {
+        let kind = match &error {
+            HopError::Nobody | HopError::Unreached { .. } => Kind::NoAgent,
+            HopError::Open(OpenError::TooManyStreams(limit)) => {
+                Kind::Limit { name: "streams between replicas", value: u64::from(*limit) }
+            }
+            HopError::Open(_) => Kind::NoAgent,
+            HopError::Timeout => Kind::OpenTimeout,
+            HopError::Head(_) => Kind::HeadTooLarge { name: "head bytes", value: types::limits::HEAD_BYTES },
+        };
+        Self::new(Stage::Open, kind).because(daemon::chain(&error))
+    }
 }

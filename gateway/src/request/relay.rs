@@ -38,14 +38,13 @@ use super::{
     Connection, Request,
     address::Endpoint,
     headers,
-    open::{self, Opened, Place},
+    open::{self, Opened, Place, Via, Ways},
     redirect,
     respond::{Body, BodyError, Kind, Refusal},
 };
 use crate::{
     audit::{self, Custody, Outcome, Record},
     core::Core,
-    fleet::registry::LiveTunnel,
     metrics::labels::Stage,
     sessions::{EndReason, SessionHandle, cut},
 };
@@ -68,7 +67,7 @@ pub fn relay(
     custody: &mut Custody,
 ) -> impl Future<Output = Result<Response<Body>, Refusal>> {
     let counted = Arc::clone(&custody.record().bytes);
-    let Opened { stream: Stream { send, recv, .. }, tunnel, place } = opened;
+    let Opened { stream: Stream { send, recv, .. }, via, place } = opened;
     let mut up = Up { head, body: None, sender: None, upload: None, unreadable: None };
     if request.upgrade.is_none()
         && let Some(body) = request.body.take().filter(|body| !body.is_end_stream())
@@ -79,7 +78,7 @@ pub fn relay(
         up.unreadable = Some(reported);
     }
     up.begin(core, &request, send);
-    let down = Down { recv, tunnel, place, counted };
+    let down = Down { recv, via, place, counted };
     carry_out(core, request, up, down, session, custody).instrument(tracing::debug_span!("relay"))
 }
 
@@ -115,22 +114,27 @@ impl Up {
         true
     }
 
-    /// Opens another stream instead of the one that the agent refused, on another tunnel. `None`: there is none, or
-    /// more of the body was sent than is kept.
+    /// Opens another stream instead of the one that the agent or the other replica refused, on another tunnel or by
+    /// another replica. `None`: there is none, or more of the body was sent than is kept.
     async fn again(&mut self, core: &Arc<Core>, request: &Request, refused: Down) -> Option<Down> {
-        let mut tunnels = core.tunnels.of(&request.address.key);
-        tunnels.retain(|tunnel| !Arc::ptr_eq(tunnel, &refused.tunnel));
+        let Down { via: refused_by, place, counted, .. } = refused;
+        let cluster = &request.address.key;
+        let mut tunnels = core.tunnels.of(cluster);
+        if let Via::Own(refused_by) = &refused_by {
+            tunnels.retain(|tunnel| !Arc::ptr_eq(tunnel, refused_by));
+        }
         let bodiless = request.upgrade.is_none() && self.body.is_none();
-        let opened = open::open(core, tunnels, (self.head.clone(), bodiless), refused.place.into_slot()).await.ok()?;
-        let Opened { stream: Stream { send, recv, .. }, tunnel, place } = opened;
-        self.begin(core, request, send).then_some(Down { recv, tunnel, place, counted: refused.counted })
+        let ways = Ways { cluster, tunnels, refused_by: Some(&refused_by) };
+        let opened = open::open(core, ways, (self.head.clone(), bodiless), place.into_slot()).await.ok()?;
+        let Opened { stream: Stream { send, recv, .. }, via, place } = opened;
+        self.begin(core, request, send).then_some(Down { recv, via, place, counted })
     }
 }
 
 /// What comes from there.
 struct Down {
     recv: RecvStream,
-    tunnel: Arc<LiveTunnel>,
+    via: Via,
     place: Place,
     counted: Arc<audit::Bytes>,
 }
@@ -180,7 +184,8 @@ fn carry_out(
             // Boxed: rare.
             let Some(again) = Box::pin(up.again(core, &request, down)).await else { return Err(refusal) };
             down = again;
-            custody.record().carrier(down.tunnel.handle.info().carrier);
+            custody.record().handed_to("");
+            down.via.note(custody.record());
         };
         if let Some(body) = up.body.take() {
             body.let_go();
@@ -222,7 +227,7 @@ fn carry_out(
             upload: up.upload,
             cut: None,
             tasks: core.tasks.clone(),
-            leaving: if watch { Leaving::of(core, down.tunnel, &head.headers) } else { None },
+            leaving: if watch { Leaving::of(core, down.via, &head.headers) } else { None },
             session,
             _place: down.place,
             _connection: request.connection,
@@ -304,7 +309,9 @@ pub async fn read_head(recv: &mut RecvStream, repeatable: bool) -> Result<Respon
         Err(MessageError::Stream(error @ StreamError::Reset(code))) if code.is_refusal() => {
             Err(Refusal::new(Stage::Relay, Kind::NotTaken { passing: code.is_passing() }).because(error))
         }
-        Err(error @ MessageError::Stream(StreamError::Lost(_))) if repeatable => {
+        Err(error @ MessageError::Stream(StreamError::Lost(_) | StreamError::Reset(StreamCode::TunnelLost)))
+            if repeatable =>
+        {
             Err(Refusal::new(Stage::Relay, Kind::TunnelLost).because(error))
         }
         Err(error) => Err(Refusal::new(Stage::Relay, Kind::BrokenOff).because(error)),

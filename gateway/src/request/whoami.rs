@@ -100,9 +100,10 @@ fn describe(principal: &Principal) -> Value {
 
 async fn agent(core: &Core, request: &mut Request, permit: &Permit) -> Result<Value, Refusal> {
     let slot = core.slots.acquire(permit, &core.limits())?;
-    let tunnels = locate::locate(&core.tunnels, permit.cluster())?;
+    let tunnels = locate::locate(core, permit.cluster())?;
     let head = RequestHead { method: http::Method::GET, ..head(request, "whoami") };
-    let mut opened = open::open(core, tunnels, (open::encode(&head)?, true), slot).await?;
+    let ways = open::Ways { cluster: &permit.cluster().key, tunnels, refused_by: None };
+    let mut opened = open::open(core, ways, (open::encode(&head)?, true), slot).await?;
     let _head = relay::read_head(&mut opened.stream.recv, false).await?;
     let body = respond::read_small(StreamBody::new(opened.stream.recv), ANSWER_BYTES).await;
     let parsed = body.and_then(|body| serde_json::from_slice(&body).ok());

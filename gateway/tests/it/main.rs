@@ -6,6 +6,7 @@ mod admin;
 mod bad_input;
 mod carriers;
 mod enrolment;
+mod hop;
 mod hostile;
 mod http2;
 mod identity;

@@ -68,8 +68,18 @@ impl World {
 
     /// With a whole configuration, and with a clock or an issuer of the test's.
     pub async fn build(text: &str, extras: Extras) -> Self {
-        let dir = tempfile::tempdir().unwrap();
         let authority = Authority::create("test", Validity::days(400)).unwrap();
+        Self::of(text, extras, authority, (|_: &Path| {}, |_: &mut Config| {})).await
+    }
+
+    /// The same of this authority; `prepare` changes its folder, and `change` what was read of the configuration.
+    pub async fn of(
+        text: &str,
+        extras: Extras,
+        authority: Authority,
+        (prepare, change): (impl FnOnce(&Path), impl FnOnce(&mut Config)),
+    ) -> Self {
+        let dir = tempfile::tempdir().unwrap();
         let server = authority
             .issue_server(&["127.0.0.1", "localhost", "gateway.test", &format!("*.{DOMAIN}")], Validity::days(1));
         let server = server.unwrap();
@@ -80,7 +90,10 @@ impl World {
         let file = dir.path().join("gateway.toml");
         authority.save(&dir.path().join("authority")).unwrap();
         std::fs::write(&file, text).unwrap();
-        let gateway = Gateway::build(Config::load(&file).unwrap(), extras).await.unwrap();
+        prepare(dir.path());
+        let mut config = Config::load(&file).unwrap();
+        change(&mut config);
+        let gateway = Gateway::build(config, extras).await.unwrap();
         let (addresses, handle, tasks) = (gateway.addresses(), gateway.handle(), TaskGroup::new("test"));
         let running = Some(tasks.spawn_task("gateway", gateway.run()));
         Self { authority, issuer, addresses, gateway: handle, dir, tasks, running }

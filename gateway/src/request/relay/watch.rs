@@ -15,7 +15,8 @@ use futures_util::future::BoxFuture;
 use http::{HeaderMap, header};
 use tunnel::wire::close::CloseCode;
 
-use crate::{core::Core, fleet::registry::LiveTunnel};
+use super::Via;
+use crate::core::Core;
 
 /// Watches end spread over this share of the drain's grace, so that clients do not all list again at once,
 const SPREAD_SHARE: u32 = 4;
@@ -31,14 +32,14 @@ pub struct Leaving {
 }
 
 impl Leaving {
-    /// For the answer to a watch on this tunnel; `None` where its messages cannot be told apart.
-    pub fn of(core: &Arc<Core>, tunnel: Arc<LiveTunnel>, headers: &HeaderMap) -> Option<Self> {
+    /// For the answer to a watch on this tunnel or link; `None` where its messages cannot be told apart.
+    pub fn of(core: &Arc<Core>, via: Via, headers: &HeaderMap) -> Option<Self> {
         let messages = Messages::of(headers)?;
         let core = Arc::clone(core);
         let due = async move {
             tokio::select! {
                 () = core.shutdown.draining() => {}
-                () = agent_stops(&tunnel) => {}
+                () = other_end_stops(&via) => {}
             }
             let spread = (core.limits().drain_grace / SPREAD_SHARE).min(SPREAD_MAX);
             tokio::time::sleep(spread.mul_f64(random_unit())).await;
@@ -60,9 +61,10 @@ impl Leaving {
     }
 }
 
-/// Completes when the agent stops. One that only moves to another carrier disturbs nobody: what is open stays.
-async fn agent_stops(tunnel: &LiveTunnel) {
-    if tunnel.handle.draining().await.code != CloseCode::Shutdown {
+/// Completes when the agent, or the replica that has its tunnel, stops. One that only moves to another carrier disturbs
+/// nobody: what is open stays.
+async fn other_end_stops(via: &Via) {
+    if via.handle().draining().await.code != CloseCode::Shutdown {
         std::future::pending().await
     }
 }

@@ -378,7 +378,7 @@ fn head_with_a_long_target_is_read_and_its_headers_stand_alone() {
 
 /// A replica hands on what came, so that a request is encoded once.
 #[test]
-fn k11_a_hop_carries_a_request_unchanged_and_nothing_else() {
+fn t12_a_hop_carries_a_request_unchanged_and_nothing_else() {
     let head = request().encode().unwrap().freeze();
     let message = hop(&request()).encode().unwrap().freeze().slice(LENGTH_BYTES..);
     let memory = message.as_ptr_range();

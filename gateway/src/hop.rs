@@ -1,0 +1,172 @@
+//! The way to tunnels of other replicas: one hop. This replica keeps connections to each other one that is alive, its
+//! **links**, and hands on over them what users ask of clusters that have no tunnel here (docs/replicas.md). What
+//! others hand on to this one is served by [`crate::peers`], from its own tunnels alone, so that there are never two
+//! hops.
+//!
+//! A link is a tunnel's session over HTTP/2 and TLS 1.3, opened by whoever dials, with certificates of role
+//! `urn:towline:gateway:<replica>`.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | [`identity`] | the certificate of this replica, which it issues to itself |
+//! | [`links`] | dials other replicas, and keeps the links up |
+
+pub mod identity;
+pub mod links;
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use arc_swap::ArcSwap;
+use bytes::Bytes;
+use tokio::sync::Notify;
+use tunnel::{
+    transport::{OpenError, Stream},
+    wire::{error::WireError, hop::Hop},
+};
+use types::ids::ClusterKey;
+
+use self::{
+    identity::Identity,
+    links::{Link, Peer},
+};
+use crate::{metrics::Metrics, replicas::Replicas, trust::Trust};
+
+/// How long a request waits for a link to a replica that has its cluster's tunnel, where none is up.
+const LINK_WAIT: Duration = Duration::from_secs(1);
+
+/// The links to other replicas.
+pub struct Hops {
+    /// Who is there, and who has tunnels of which clusters.
+    pub replicas: Arc<Replicas>,
+    /// What this replica shows others.
+    pub identity: Identity,
+    peers: ArcSwap<HashMap<String, Arc<Peer>>>,
+    /// Told when a link came up.
+    came: Notify,
+    /// Goes on with each look, so that equals take turns.
+    turn: AtomicUsize,
+    metrics: Arc<Metrics>,
+}
+
+/// Why no stream was opened over a hop. In each case no byte of the request reached an agent.
+#[derive(Debug, thiserror::Error)]
+pub enum HopError {
+    /// No other replica has a tunnel of the cluster.
+    #[error("no other replica has a tunnel of the cluster")]
+    Nobody,
+    /// Some have, and none of them could be reached.
+    #[error(
+        "replicas with a tunnel of the cluster ({replicas}) cannot be reached; see their logs and [replicas] address"
+    )]
+    Unreached {
+        /// Their names.
+        replicas: String,
+    },
+    /// No link took a stream.
+    #[error("no link to another replica took the request")]
+    Open(#[source] OpenError),
+    /// No link took a stream in time.
+    #[error("no link to another replica took the request in time")]
+    Timeout,
+    /// The head and what names its cluster are too long together.
+    #[error("the request's head cannot be handed to another replica")]
+    Head(#[source] WireError),
+}
+
+/// What goes onto the stream, and until when one must be open.
+pub struct Request<'a> {
+    /// The cluster.
+    pub cluster: &'a ClusterKey,
+    /// The request's head, encoded.
+    pub head: Bytes,
+    /// Whether nothing follows the head.
+    pub bodiless: bool,
+    /// Until when.
+    pub deadline: Instant,
+    /// The replica that refused it already.
+    pub refused_by: Option<&'a str>,
+}
+
+impl Hops {
+    /// No links yet.
+    pub fn new(replicas: Arc<Replicas>, trust: Arc<Trust>, metrics: Arc<Metrics>) -> Self {
+        let identity = Identity::new(replicas.name().to_owned(), trust);
+        let (came, turn) = (Notify::new(), AtomicUsize::new(0));
+        Self { replicas, identity, peers: ArcSwap::default(), came, turn, metrics }
+    }
+
+    /// Whether another replica that can be reached has a tunnel of the cluster.
+    pub fn leads_to(&self, cluster: &ClusterKey) -> bool {
+        !self.replicas.holders(cluster).is_empty()
+    }
+
+    /// Links to replicas that have a tunnel of a cluster: the least loaded first, and of equals in turns.
+    fn ways(&self, request: &Request<'_>) -> Result<Vec<Arc<Link>>, HopError> {
+        let mut holders = self.replicas.holders(request.cluster);
+        holders.retain(|holder| request.refused_by != Some(&*holder.name));
+        if holders.is_empty() {
+            return Err(HopError::Nobody);
+        }
+        let peers = self.peers.load();
+        let best = |name: &str| peers.get(name).and_then(|peer| peer.best());
+        let mut ways: Vec<_> = holders.iter().filter_map(|holder| best(&holder.name)).collect();
+        if ways.is_empty() {
+            let names: Vec<_> = holders.iter().map(|holder| holder.name.as_str()).collect();
+            return Err(HopError::Unreached { replicas: names.join(", ") });
+        }
+        let rank = |link: &Arc<Link>| (link.handle.suspect(), link.handle.open_streams());
+        ways.sort_by_cached_key(rank);
+        let first = rank(&ways[0]);
+        let alike = ways.iter().take_while(|link| rank(link) == first).count().max(1);
+        ways[..alike].rotate_left(self.turn.fetch_add(1, Ordering::Relaxed) % alike);
+        Ok(ways)
+    }
+
+    /// The same, waiting a moment where the link to a holder is not up.
+    async fn ways_soon(&self, request: &Request<'_>) -> Result<Vec<Arc<Link>>, HopError> {
+        let until = tokio::time::Instant::from_std(request.deadline.min(Instant::now() + LINK_WAIT));
+        loop {
+            let came = self.came.notified();
+            match self.ways(request) {
+                Err(error @ HopError::Unreached { .. }) => {
+                    if tokio::time::timeout_at(until, came).await.is_err() {
+                        return Err(error);
+                    }
+                }
+                other => return other,
+            }
+        }
+    }
+
+    /// Opens a stream to a replica that has a tunnel of the cluster. That it is open says nothing of the tunnel: the
+    /// other replica may still refuse it, with a code that says so.
+    ///
+    /// # Errors
+    /// [`HopError`].
+    pub async fn open(&self, request: Request<'_>) -> Result<(Stream, Arc<Link>), HopError> {
+        let ways = self.ways_soon(&request).await?;
+        let hop = Hop::new(*request.cluster, request.head).map_err(HopError::Head)?;
+        let message = hop.encode().map_err(HopError::Head)?.freeze();
+        let mut last = HopError::Nobody;
+        for link in ways {
+            let message = message.clone();
+            let opening = if request.bodiless { link.handle.ask(message) } else { link.handle.open(message) };
+            match tokio::time::timeout_at(request.deadline.into(), opening).await {
+                Ok(Ok(stream)) => return Ok((stream, link)),
+                Ok(Err(error)) => {
+                    tracing::debug!(replica = link.replica, %error, "no stream to another replica; trying the next");
+                    last = HopError::Open(error);
+                }
+                Err(_) => return Err(HopError::Timeout),
+            }
+        }
+        Err(last)
+    }
+}
