@@ -153,7 +153,9 @@ fn attack_th40_files_outside_of_the_repository_are_not_read(gitops: &Gitops) -> 
     )
 }
 
-/// TH41: a kustomization names what is to be fetched, first the metadata service of a cloud at its link-local address.
+/// TH41: a kustomization names what is to be fetched: the metadata service of a cloud at its link-local address, a server of
+/// the cluster's network, metrics of the controller's own pod, and the artifact of another configuration, which
+/// source-controller serves without credentials.
 fn attack_th41_nothing_is_fetched_for_a_kustomization(gitops: &Gitops) -> anyhow::Result<(Attempt, Arc<AtomicUsize>)> {
     let listener = TcpListener::bind((cluster().get("CLUSTER_HOST_IP"), 0))?;
     let address = listener.local_addr()?;
@@ -164,24 +166,35 @@ fn attack_th41_nothing_is_fetched_for_a_kustomization(gitops: &Gitops) -> anyhow
             count.fetch_add(1, Ordering::SeqCst);
         }
     });
+    let artifact = gitops.field("team", "gitrepository/good", "{.status.artifact.url}")?;
+    ensure!(artifact.starts_with("http://"), "the artifact of another configuration is at {artifact:?}");
     let repository = gitops.server.repository("remote")?;
     let with = |text: String| format!("apiVersion: kustomize.config.k8s.io/v1beta1\nkind: Kustomization\n{text}\n");
-    repository.push(&[
-        (
-            "metadata/kustomization.yaml",
-            Some(&with("resources: [\"http://169.254.169.254/latest/meta-data/\"]".into())),
-        ),
-        (
-            "file/kustomization.yaml",
-            Some(&with(format!("configMapGenerator:\n- {{name: stolen, files: [\"it=http://{address}/it\"]}}"))),
-        ),
-        ("secure/kustomization.yaml", Some(&with(format!("resources: [\"https://{address}/it.yaml\"]")))),
-        (
-            "base/kustomization.yaml",
-            Some(&with(format!("resources: [\"git::http://{address}/team/base.git?ref=main\"]"))),
-        ),
-    ])?;
-    let refusals = [("metadata", "127.0.0.1:1"), ("file", "127.0.0.1:1"), ("secure", "127.0.0.1:1"), ("base", "git")];
+    let steals =
+        |generator: &str, from: &str| with(format!("{generator}:\n- {{name: stolen, files: [\"it={from}\"]}}"));
+    let web = map("patched", "hello");
+    let attempts = [
+        ("metadata", with("resources: [\"http://169.254.169.254/latest/meta-data/\"]".into())),
+        ("file", steals("configMapGenerator", &format!("http://{address}/it"))),
+        ("secure", with(format!("resources: [\"https://{address}/it.yaml\"]"))),
+        ("base", with(format!("resources: [\"git::http://{address}/team/base.git?ref=main\"]"))),
+        ("component", with(format!("components: [\"http://{address}/team/base.git?ref=main\"]"))),
+        ("schema", with(format!("resources: [web.yaml]\nopenapi: {{path: \"http://{address}/schema.json\"}}"))),
+        ("patch", with(format!("resources: [web.yaml]\npatches: [{{path: \"http://{address}/patch.yaml\"}}]"))),
+        ("replacement", with(format!("resources: [web.yaml]\nreplacements: [{{path: \"http://{address}/it.yaml\"}}]"))),
+        ("transformer", with(format!("resources: [web.yaml]\ntransformers: [\"http://{address}/it.yaml\"]"))),
+        ("metrics", steals("secretGenerator", "http://127.0.0.1:8080/metrics")),
+        ("artifact", steals("configMapGenerator", &artifact)),
+    ];
+    let files: Vec<(String, &str)> = attempts
+        .iter()
+        .flat_map(|(folder, text)| {
+            [(format!("{folder}/kustomization.yaml"), text.as_str()), (format!("{folder}/web.yaml"), web.as_str())]
+        })
+        .collect();
+    let files: Vec<(&str, Option<&str>)> = files.iter().map(|(path, text)| (path.as_str(), Some(*text))).collect();
+    repository.push(&files)?;
+    let refusals: Vec<_> = attempts.iter().map(|(folder, _)| (*folder, "is not fetched")).collect();
     Ok((Attempt::begin(gitops, "remote", &repository, &refusals)?, reached))
 }
 

@@ -46,7 +46,14 @@ version_of() {
         '{ sub(/^require /, ""); sub(/^[ \t]+/, "") } $1 == module && $2 ~ /^v/ { print $2; exit }' "$(folder_of "$1")/go.mod"
 }
 
-bin_dir_of() { echo "$cache/$1-$(version_of "$1")/bin"; }
+# The folder of a program in the cache. The kustomize-controller of changed sources is not taken for an unchanged one.
+kept_in() {
+    local changed=
+    [[ $1 != kustomize-controller ]] || changed=-local-files
+    echo "$cache/$1-$(version_of "$1")$changed"
+}
+
+bin_dir_of() { echo "$(kept_in "$1")/bin"; }
 
 # Where a program is; it need not be built yet. KUBEBUILDER_ASSETS is the
 # convention of envtest for a folder with ready etcd, kube-apiserver, kubectl.
@@ -59,7 +66,7 @@ program() {
 }
 
 # What is kept of a program's module beside the program.
-share_of() { echo "$cache/$1-$(version_of "$1")/share"; }
+share_of() { echo "$(kept_in "$1")/share"; }
 
 old_kubectl() { echo "$cache/kubectl-1.20/bin/kubectl-1.20"; }
 
@@ -125,8 +132,13 @@ build_together() (
     rm -rf "$part"
     mkdir -p "$part"
     cd "$(folder_of "$(family_of "${names[0]}")")" || exit
+    changes=()
+    if [[ " ${names[*]} " == *" kustomize-controller "* ]]; then
+        fetch_nothing "$part.changed" || exit
+        changes=("-modfile=$part.changed/go.mod")
+    fi
     CGO_ENABLED=0 GOCACHE=$cache/go/build GOMODCACHE=$cache/go/modules go build \
-        -mod=readonly -modcacherw -buildvcs=false -trimpath \
+        -mod=readonly -modcacherw -buildvcs=false -trimpath "${changes[@]}" \
         -ldflags "$(stamps "${names[@]}")" -o "$part/" "${packages[@]}" >&2 || exit
     for name in "${names[@]}"; do
         family=$(family_of "$name")
@@ -134,9 +146,29 @@ build_together() (
         mkdir -p "$(bin_dir_of "$family")"
         mv "$part/$(built_as "$name")" "$(bin_dir_of "$family")/$name" || exit
     done
-    rm -rf "$part"
+    rm -rf "$part" "$part.changed"
     say "built ${names[*]} in $((SECONDS - begin)) s"
 )
+
+# fetch_nothing FOLDER : makes FOLDER/go.mod, which is the one here but for a kustomize that fetches nothing: no files by
+# http:// and https://, and no Git repositories. kustomize has no option for that. Whoever writes to a repository could
+# otherwise read what the pod of kustomize-controller reaches, which includes the artifacts of all other repositories.
+fetch_nothing() {
+    local folder=$1 module=sigs.k8s.io/kustomize/api source file refusal
+    export GOMODCACHE=$cache/go/modules
+    go mod download -modcacherw "$module" || return
+    source=$(go list -mod=readonly -modcacherw -m -f '{{.Dir}}' "$module") || return
+    rm -rf "$folder"
+    mkdir -p "$folder"
+    cp -r "$source" "$folder/api" && chmod -R u+w "$folder/api" || return
+    file=$folder/api/internal/loader/fileloader.go
+    refusal='fmt.Errorf("%w: %q is not fetched: this kustomize-controller reads the files of its source alone", ErrHTTP, '
+    sed -i -e "s|^\t\treturn fl\.httpClientGetContent(path)\$|\t\treturn nil, ${refusal}path)|" \
+        -e "s|^\terr := cloner(repoSpec)\$|\terr := ${refusal}repoSpec.Raw())|" "$file"
+    [[ $(grep -c 'is not fetched: ' "$file") == 2 ]] || fail "kustomize has changed: fetch_nothing does not find in it what it replaces"
+    cp go.mod go.sum "$folder/"
+    go mod edit "-replace=$module=$folder/api" "$folder/go.mod"
+}
 
 # The definitions of a Flux controller's resources, and its licence: docker/build packs them into the chart, when the
 # sources are gone.
