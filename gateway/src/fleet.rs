@@ -9,3 +9,4 @@
 pub mod asked;
 pub mod registry;
 pub mod told;
+pub mod ways_out;

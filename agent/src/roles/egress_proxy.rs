@@ -35,7 +35,7 @@ use crate::{
     chain,
     config::Deployment,
     metrics,
-    peers::Peers,
+    peers::{Peers, Place, Places},
     tunnel::api::{AgentApi, ApiError},
 };
 
@@ -51,15 +51,19 @@ pub const ENTRY: Entry = Entry {
         let Some(settings) = &parts.config.gitops else { return Ok(None) };
         Ok(Some(Arc::new(EgressProxy {
             listen: settings.proxy_listen,
-            desk: Desk { grants: parts.egress.clone(), gateway: parts.api.clone() },
+            desk: Desk::new(parts.egress.clone(), parts.api.clone()),
             health: parts.health.of(NAME),
         })))
     },
 };
 
-/// Connections at once, in all and from one address. All are of source-controller's pod.
+/// Connections that have shown no credentials yet, in all and from one address: of source-controller's pod there are a few
+/// for an instant. They have places apart, so that who has no credentials keeps out nobody's opened connections.
+const HEADS_MAX: usize = 256;
+const HEADS_PER_PEER: usize = 32;
+/// Opened connections at once, in all and of one configuration. The gateway has the same bound for a configuration.
 const CONNECTIONS_MAX: usize = 64;
-const CONNECTIONS_PER_PEER: usize = 48;
+const CONNECTIONS_PER_CONFIGURATION: usize = 8;
 /// How long a head may take, and how many bytes it may have.
 const HEAD: Duration = Duration::from_secs(10);
 const HEAD_BYTES: u64 = 8 * 1024;
@@ -196,6 +200,13 @@ impl Refusal {
         Self { status: StatusCode::PROXY_AUTHENTICATION_REQUIRED, result: "unauthenticated", message }
     }
 
+    fn busy(configuration: &str) -> Self {
+        let message = format!(
+            "{CONNECTIONS_PER_CONFIGURATION} connections of the configuration {configuration}, or {CONNECTIONS_MAX} of all, are open: the limit"
+        );
+        Self { status: StatusCode::SERVICE_UNAVAILABLE, result: "limit", message }
+    }
+
     fn unreadable(message: &str) -> Self {
         Self { status: StatusCode::BAD_REQUEST, result: "unreadable", message: message.to_owned() }
     }
@@ -275,11 +286,17 @@ fn basic(value: &str) -> Option<Credentials> {
 struct Desk {
     grants: Grants,
     gateway: AgentApi,
+    /// Places of opened connections, by the configuration's owner.
+    opened: Places<String>,
 }
 
 impl Desk {
-    /// Serves one connection to its end.
-    async fn serve(&self, socket: TcpStream) {
+    fn new(grants: Grants, gateway: AgentApi) -> Self {
+        Self { grants, gateway, opened: Places::new(CONNECTIONS_MAX, CONNECTIONS_PER_CONFIGURATION) }
+    }
+
+    /// Serves one connection to its end. Its first place is for as long as it has shown no credentials.
+    async fn serve(&self, socket: TcpStream, first: Place<IpAddr>) {
         let _ = socket.set_nodelay(true);
         let mut io = BufReader::new(socket);
         let asked = match timeout(HEAD, head(&mut io)).await {
@@ -290,13 +307,16 @@ impl Desk {
         let opened = async {
             let asked = asked?;
             let configuration = self.grants.judge(&asked.credentials, &asked.to)?;
+            let place =
+                self.opened.take(asked.credentials.user.clone()).ok_or_else(|| Refusal::busy(&configuration))?;
+            drop(first);
             let stream = self.gateway.reach(&configuration, &asked.to).await.map_err(|error| {
                 tracing::warn!(configuration, to = asked.to, error = %error, "the gateway gives no way to a source");
                 Refusal::of(&error)
             })?;
-            Ok::<_, Refusal>((asked, stream))
+            Ok::<_, Refusal>((asked, stream, place))
         };
-        let (asked, stream) = match opened.await {
+        let (asked, stream, _place) = match opened.await {
             Ok(opened) => opened,
             Err(refusal) => {
                 metrics::egress(refusal.result);
@@ -381,7 +401,7 @@ impl EgressProxy {
 }
 
 async fn accept(listener: TcpListener, desk: Desk) {
-    let (tasks, peers) = (TaskGroup::new("egress proxy"), Peers::new(CONNECTIONS_MAX, CONNECTIONS_PER_PEER));
+    let (tasks, peers) = (TaskGroup::new("egress proxy"), Peers::new(HEADS_MAX, HEADS_PER_PEER));
     loop {
         let (socket, peer): (TcpStream, IpAddr) = match listener.accept().await {
             Ok((socket, peer)) => (socket, peer.ip()),
@@ -393,13 +413,12 @@ async fn accept(listener: TcpListener, desk: Desk) {
         };
         let Some(place) = peers.take(peer) else {
             metrics::egress("limit");
-            tracing::warn!(%peer, limit = CONNECTIONS_MAX, "too many connections to sources: one more is closed");
+            tracing::warn!(%peer, limit = HEADS_PER_PEER, "too many connections without credentials: one more is closed");
             continue;
         };
         let desk = desk.clone();
         tasks.spawn("connection", async move {
-            desk.serve(socket).await;
-            drop(place);
+            desk.serve(socket, place).await;
         });
     }
 }
@@ -453,7 +472,7 @@ mod tests {
         async fn new() -> Self {
             let (gateway, agent) = memory::pair().await;
             let current = watch::Sender::new(Some(agent));
-            let desk = Desk { grants: Grants::default(), gateway: AgentApi::new(current.subscribe()) };
+            let desk = Desk::new(Grants::default(), AgentApi::new(current.subscribe()));
             let grants = desk.grants.clone();
             let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
             let address = listener.local_addr().unwrap();
@@ -586,6 +605,38 @@ mod tests {
         assert!(socket.read(&mut line).await.is_ok_and(|read| read == 0));
         played.grants.keep(|owner| owner != "shop");
         assert!(played.grants.all().is_empty());
+    }
+
+    #[tokio::test]
+    async fn n1_neither_a_configuration_nor_who_has_no_credentials_keeps_others_out() {
+        let played = Played::new().await;
+        let shop = played.grants.give("shop", "shop", TO).unwrap();
+        let other = played.grants.give("other", "other", TO).unwrap();
+        let mut held = Vec::new();
+        for _ in 0..CONNECTIONS_PER_CONFIGURATION {
+            let socket = played.ask(&connect(TO, &shop)).await;
+            held.push((socket, played.arrived().await));
+        }
+        let answer = played.refused(&connect(TO, &shop)).await;
+        assert!(answer.starts_with("HTTP/1.1 503 8 connections of the configuration shop"), "{answer}");
+        // Silent ones of one address have a bound of their own, and the open connections none of their places.
+        let mut silent = Vec::new();
+        for _ in 0..HEADS_PER_PEER {
+            silent.push(TcpStream::connect(played.address).await.unwrap());
+        }
+        let mut over = TcpStream::connect(played.address).await.unwrap();
+        assert!(over.read(&mut [0]).await.is_ok_and(|read| read == 0), "one more is closed");
+        drop(silent.pop());
+        // The place is free once the proxy has seen that end.
+        let opened = loop {
+            let mut socket = played.ask(&connect(TO, &other)).await;
+            tokio::select! {
+                arrived = played.arrived() => break (socket, arrived),
+                _ = socket.read_u8() => {}
+            }
+        };
+        assert_eq!(opened.1.0.target, Bytes::from_static(b"/v1/egress?configuration=other&to=git.example.org:443"));
+        drop((held, silent));
     }
 
     #[tokio::test]

@@ -7,23 +7,23 @@
 //!
 //! 1. `[egress]` of the configuration has the destination ([`Egress::allows`]);
 //! 2. the configuration is there, has `throughGateway`, and its source is at the destination;
-//! 3. the address that the name leads to is no special one ([`Egress::allows_address`]): it is looked up once, and what
-//!    was judged is dialled.
+//! 3. the address that the name leads to is no special one ([`Egress::allows_address`]) and none of this machine: it is
+//!    looked up once, and what was judged is dialled.
 //!
 //! [`Egress::allows`]: crate::config::egress::Egress::allows
 //! [`Egress::allows_address`]: crate::config::egress::Egress::allows_address
 
 use std::{
-    net::SocketAddr,
-    sync::Arc,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
+    sync::{Arc, LazyLock},
     time::{Duration, SystemTime},
 };
 
-use daemon::{chain, tcp};
+use daemon::{TaskGroup, chain, tcp};
 use http::{Method, StatusCode};
 use tokio::{
     net::TcpStream,
-    sync::Semaphore,
+    sync::{Semaphore, oneshot},
     time::{Instant, sleep, timeout},
 };
 use tunnel::{
@@ -37,23 +37,23 @@ use super::{busy, certificate, named, query};
 use crate::{
     api_error::ApiError,
     audit::{Outcome, Passed},
-    config::egress::Destination,
+    config::egress::{Destination, Egress},
     control::Control,
     core::Core,
-    fleet::{
-        asked::{EGRESS_OF_CLUSTER, OfCluster},
-        registry::LiveTunnel,
-    },
+    fleet::{registry::LiveTunnel, ways_out::WayOut},
     metrics::OpenGuard,
     rate::Rate,
     resources::flux_configuration,
 };
 
-/// Connections of all clusters at once.
-const EGRESS_OF_ALL: usize = 1024;
-static ALL: Semaphore = Semaphore::const_new(EGRESS_OF_ALL);
+/// Names that are being looked up at once. The system's resolver cannot be interrupted: a look-up has its place until it
+/// ends, which may be long after its connection was given up. Each holds a thread of those that files are read by too.
+const LOOK_UPS: usize = 64;
+static LOOKING: LazyLock<Arc<Semaphore>> = LazyLock::new(|| Arc::new(Semaphore::new(LOOK_UPS)));
 /// How often one cluster may ask. A fetch takes a few connections, and begins no more often than each second.
 const RATE: Rate = Rate::new(60, 2.0);
+/// How often it may ask for one of its configurations.
+const RATE_OF_CONFIGURATION: Rate = Rate::new(30, 0.5);
 /// How long the look-up of a name, and a connection to one of its addresses, may take each.
 const STEP: Duration = Duration::from_secs(10);
 /// How long an answer may wait for its reader.
@@ -63,6 +63,10 @@ const ANSWER_DEADLINE: Duration = Duration::from_secs(30);
 const IDLE: Duration = Duration::from_secs(300);
 /// How often that is looked at.
 const LOOKS: u32 = 10;
+/// The longest life of a connection. Flux gives a fetch up that takes as long.
+const LONGEST: Duration = Duration::from_secs(3600);
+/// A connection ends when its right could not be looked at for this long.
+const UNREADABLE: Duration = Duration::from_secs(300);
 /// How often the right of a connection is looked at though nobody told of a change.
 const JUDGE_EVERY: Duration = Duration::from_secs(30);
 
@@ -119,21 +123,17 @@ impl Drop for Connection<'_> {
 }
 
 /// Serves one stream: dials, and carries bytes until one side ends, nothing moves any more, or the right to it is gone.
-pub async fn serve(
-    core: &Arc<Core>,
-    control: &Control,
-    tunnel: &LiveTunnel,
-    cluster: &OfCluster,
-    head: RequestHead,
-    stream: Stream,
-) {
+pub async fn serve(core: &Arc<Core>, control: &Control, tunnel: &LiveTunnel, head: RequestHead, stream: Stream) {
     let Stream { mut send, recv, .. } = stream;
+    let asked = Asked::of(&head);
+    let of_configuration = asked.as_ref().map_or(Ok(()), |asked| {
+        core.agents.by_configuration(tunnel.cluster.key, &asked.configuration, RATE_OF_CONFIGURATION)
+    });
     // What is refused because it comes too often is not recorded: the records would be as many.
-    if let Err(error) = core.agents.by_cluster(tunnel.cluster.key, EGRESS_PATH, RATE) {
+    if let Err(error) = of_configuration.and_then(|()| core.agents.by_cluster(tunnel.cluster.key, EGRESS_PATH, RATE)) {
         core.metrics.egress("limit");
         return refuse(&mut send, &head, error).await;
     }
-    let asked = Asked::of(&head);
     let mut connection = Connection {
         core,
         cluster: tunnel.cluster.id.as_str(),
@@ -153,19 +153,17 @@ pub async fn serve(
             let error = ApiError::bad_request("InvalidRequest", (*message).to_owned());
             ("unreadable", Box::new(error))
         })?;
-        let limit = |what: String| move |_| ("limit", Box::new(busy(&what)));
-        let own = Arc::clone(&cluster.egress).try_acquire_owned();
-        let own = own.map_err(limit(format!("{EGRESS_OF_CLUSTER} connections of this cluster")))?;
-        let all = ALL.try_acquire().map_err(limit(format!("{EGRESS_OF_ALL} connections of all clusters")))?;
-        right.judge(asked).await?;
-        Ok((asked, dial(core, &asked.to).await?, (own, all)))
+        let place = core.agents.ways_out.take(&tunnel.cluster.id, tunnel.cluster.key, &asked.configuration);
+        let place = Arc::new(place.map_err(|limit| ("limit", Box::new(busy(&limit))))?);
+        right.judge(asked, None).await?;
+        Ok((asked, dial(core, &asked.to, &place).await?, place))
     };
     let opened = tokio::select! {
         biased;
         _ = send.stopped() => return,
         opened = opened => opened,
     };
-    let (asked, socket, _places) = match opened {
+    let (asked, socket, _place) = match opened {
         Ok(opened) => opened,
         Err((word, error)) => {
             let id = tunnel.id();
@@ -188,8 +186,9 @@ pub async fn serve(
     }
     let ended = tokio::select! {
         biased;
-        why = right.lost(asked, &mut changes) => ("revoked", Outcome::Ended, Some(why)),
+        why = right.lost(asked, connection.address, &mut changes) => ("revoked", Outcome::Ended, Some(why)),
         () = core.shutdown.closed() => ("ended", Outcome::Ended, Some("the gateway stops".to_owned())),
+        () = sleep(LONGEST) => ("too_long", Outcome::Ended, Some(format!("it lasted {} s", LONGEST.as_secs()))),
         () = idle(&connection.counters, IDLE) => ("idle", Outcome::Ended, Some("nothing moved any more".to_owned())),
         end = splice_counted(socket, send, recv, &connection.counters) => match end {
             Ok(()) => ("complete", Outcome::Complete, None),
@@ -247,18 +246,19 @@ impl Right<'_> {
         Changes { snapshots: self.core.snapshots.watch(), wanted }
     }
 
-    async fn judge(&self, asked: &Asked) -> Result<(), Refusal> {
-        self.by_settings(asked)?;
+    async fn judge(&self, asked: &Asked, dialled: Option<SocketAddr>) -> Result<(), Refusal> {
+        self.by_settings(asked, dialled)?;
         self.by_configuration(asked).await
     }
 
-    /// Whether the cluster is still served, and the list of hosts has the destination.
-    fn by_settings(&self, asked: &Asked) -> Result<(), Refusal> {
+    /// Whether the cluster is still served, and the list of hosts has the destination and allows the address.
+    fn by_settings(&self, asked: &Asked, dialled: Option<SocketAddr>) -> Result<(), Refusal> {
         let snapshot = self.core.snapshots.load();
         let served = snapshot.serves(&self.tunnel.cluster.id, &self.tunnel.names);
         served.map_err(|gone| ("not_served", Box::new(certificate::refused(&gone))))?;
         if snapshot.egress.allows(&asked.to) {
-            return Ok(());
+            let allowed = dialled.is_none_or(|address| may_dial(&snapshot.egress, &address));
+            return if allowed { Ok(()) } else { Err(not_dialled(&asked.to)) };
         }
         let message = format!("[egress] hosts of the gateway's configuration does not have {}.", asked.to);
         Err(("host_not_allowed", forbidden(message)))
@@ -285,19 +285,36 @@ impl Right<'_> {
     }
 
     /// Returns once the right is gone, with the reason.
-    async fn lost(&self, asked: &Asked, changes: &mut Changes) -> String {
+    async fn lost(&self, asked: &Asked, dialled: Option<SocketAddr>, changes: &mut Changes) -> String {
+        let mut seen = Seen::at(Instant::now());
         loop {
             let judged = tokio::select! {
-                Ok(()) = changes.snapshots.changed() => self.by_settings(asked),
-                Ok(()) = changes.wanted.changed() => self.judge(asked).await,
-                () = sleep(JUDGE_EVERY) => self.judge(asked).await,
+                Ok(()) = changes.snapshots.changed() => self.by_settings(asked, dialled).map(|()| false),
+                Ok(()) = changes.wanted.changed() => self.judge(asked, dialled).await.map(|()| true),
+                () = sleep(JUDGE_EVERY) => self.judge(asked, dialled).await.map(|()| true),
             };
             match judged {
-                // A store that cannot be read says nothing about the right.
-                Ok(()) | Err(("failed", _)) => {}
+                Ok(true) => seen = Seen::at(Instant::now()),
+                Ok(false) => {}
+                // A store that cannot be read says nothing about the right, until it was not read for too long.
+                Err(("failed", _)) if !seen.is_too_old(Instant::now()) => {}
+                Err(("failed", _)) => return format!("the store could not be read for {} s", UNREADABLE.as_secs()),
                 Err((_, error)) => return error.detail.message.clone(),
             }
         }
+    }
+}
+
+/// When the store last said that the right is there.
+struct Seen(Instant);
+
+impl Seen {
+    fn at(now: Instant) -> Self {
+        Self(now)
+    }
+
+    fn is_too_old(&self, now: Instant) -> bool {
+        now.saturating_duration_since(self.0) >= UNREADABLE
     }
 }
 
@@ -309,22 +326,77 @@ fn bad_gateway(message: String) -> Box<ApiError> {
     Box::new(ApiError::of(StatusCode::BAD_GATEWAY, "EgressFailed", message))
 }
 
+/// Whether an address may be dialled: no special one and none of this machine, where the gateway itself listens and what
+/// else is not meant for clusters, unless the list has the address itself.
+fn may_dial(egress: &Egress, address: &SocketAddr) -> bool {
+    egress.lists_address(address) || (egress.allows_address(address) && !is_own(address.ip().to_canonical()))
+}
+
+/// Whether an address is one of this machine: then a socket can be bound to it.
+fn is_own(ip: IpAddr) -> bool {
+    let binds = |ip: IpAddr| UdpSocket::bind((ip, 0)).is_ok();
+    // Addresses for documentation (RFC 5737, RFC 3849) belong to no machine. One that binds them too binds everything
+    // (net.ipv4.ip_nonlocal_bind); there the source address that the system chooses for the way to it tells.
+    let (nobody, any) = match ip {
+        IpAddr::V4(_) => (IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)), IpAddr::V4(Ipv4Addr::UNSPECIFIED)),
+        IpAddr::V6(_) => {
+            (IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1)), IpAddr::V6(Ipv6Addr::UNSPECIFIED))
+        }
+    };
+    let from = || {
+        let socket = UdpSocket::bind((any, 0)).ok()?;
+        // Nothing is sent: this only chooses the way.
+        socket.connect((ip, 9)).ok()?;
+        socket.local_addr().ok().map(|address| address.ip())
+    };
+    binds(ip) && (!binds(nobody) || from() == Some(ip))
+}
+
+fn not_dialled(to: &Destination) -> Refusal {
+    let message = format!(
+        "{to} leads to an address of the gateway's machine, of its link or of a metadata service; only an address that [egress] hosts of the gateway's configuration names itself is dialled there."
+    );
+    ("address_not_allowed", forbidden(message))
+}
+
 /// Looks a destination up and connects to one of its addresses that may be dialled.
-async fn dial(core: &Core, to: &Destination) -> Result<TcpStream, Refusal> {
+async fn dial(core: &Core, to: &Destination, place: &Arc<WayOut>) -> Result<TcpStream, Refusal> {
     let unreachable =
         |error: tcp::ConnectError| ("unreachable", bad_gateway(format!("The gateway cannot reach {to}: {error}.")));
-    let mut addresses = tcp::resolve(&to.host, to.port, &[], STEP).await.map_err(unreachable)?;
+    let (host, port) = (to.host.clone(), to.port);
+    let looked_up = looking(&core.tasks, &LOOKING, Arc::clone(place), async move { tcp::look_up(&host, port).await });
+    let mut addresses = looked_up.await?.map_err(unreachable)?;
     let egress = Arc::clone(&core.snapshots.load().egress);
-    addresses.retain(|address| egress.allows_address(address));
+    addresses.retain(|address| may_dial(&egress, address));
     if addresses.is_empty() {
-        let message = format!(
-            "{to} leads to an address of the gateway's machine, of its link or of a metadata service; only an address that [egress] hosts of the gateway's configuration names itself is dialled there."
-        );
-        return Err(("address_not_allowed", forbidden(message)));
+        return Err(not_dialled(to));
     }
     let socket = tcp::connect(&to.host, &addresses, STEP).await.map_err(unreachable)?;
     let _ = socket.set_nodelay(true);
     Ok(socket)
+}
+
+/// Waits [`STEP`] for a look-up, which keeps its places until it really ends.
+async fn looking<T: Send + 'static>(
+    tasks: &TaskGroup,
+    places: &Arc<Semaphore>,
+    place: impl Send + 'static,
+    look_up: impl Future<Output = T> + Send + 'static,
+) -> Result<T, Refusal> {
+    let own = Arc::clone(places).try_acquire_owned();
+    let own = own.map_err(|_| ("limit", Box::new(busy(&format!("{LOOK_UPS} look-ups of names")))))?;
+    let (tell, told) = oneshot::channel();
+    tasks.spawn("look-up", async move {
+        let _ = tell.send(look_up.await);
+        drop((own, place));
+    });
+    match timeout(STEP, told).await {
+        Ok(Ok(found)) => Ok(found),
+        Ok(Err(_)) | Err(_) => {
+            let message = format!("The gateway's resolver did not answer within {} s.", STEP.as_secs());
+            Err(("unreachable", bad_gateway(message)))
+        }
+    }
 }
 
 /// Answers with an error.
@@ -390,5 +462,34 @@ mod tests {
         let begun = Instant::now();
         idle(&counters, IDLE).await;
         assert!((IDLE..=IDLE + IDLE / LOOKS).contains(&begun.elapsed()), "{:?}", begun.elapsed());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn n1_a_look_up_that_hangs_keeps_its_place_until_it_ends() {
+        let (tasks, places, owner) = (TaskGroup::new("test"), Arc::new(Semaphore::new(1)), Arc::new(()));
+        let (end, ended) = oneshot::channel::<()>();
+        let hangs = looking(&tasks, &places, Arc::clone(&owner), async move { ended.await.is_ok() });
+        assert_eq!(hangs.await.unwrap_err().0, "unreachable");
+        assert_eq!(Arc::strong_count(&owner), 2, "the place of its connection is not free yet");
+        let refused = looking(&tasks, &places, Arc::clone(&owner), async {}).await.unwrap_err();
+        assert_eq!((refused.0, refused.1.detail.code.as_str()), ("limit", "TooManyRequests"));
+        end.send(()).unwrap();
+        drop(places.acquire().await.unwrap());
+        looking(&tasks, &places, Arc::clone(&owner), async {}).await.unwrap();
+    }
+
+    #[test]
+    fn n1_a_right_that_cannot_be_looked_at_is_gone_after_a_time() {
+        let seen = Seen::at(Instant::now());
+        assert!(
+            !seen.is_too_old(seen.0 + UNREADABLE - Duration::from_millis(1)) && seen.is_too_old(seen.0 + UNREADABLE)
+        );
+    }
+
+    #[test]
+    fn attack_th50_addresses_of_this_machine_are_its_own() {
+        assert!(is_own([127, 0, 0, 1].into()));
+        // Of nobody (RFC 5737).
+        assert!(!is_own([198, 51, 100, 1].into()));
     }
 }

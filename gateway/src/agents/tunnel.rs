@@ -32,6 +32,8 @@ use crate::{
 
 /// Exchanges of one tunnel at once. A few of them wait for news all the time.
 const EXCHANGES: usize = 32;
+/// Connections to other hosts, and refusals of such, of one tunnel at once. Each cluster may have fewer connections.
+const EGRESS: usize = 64;
 /// Exchanges of all tunnels whose bodies are held at once.
 const BODIES_OF_ALL: usize = 512;
 /// How long an answer may wait for its reader, beside the time that its bytes take at the lowest rate.
@@ -43,13 +45,15 @@ static ALL_BODIES: Semaphore = Semaphore::const_new(BODIES_OF_ALL);
 /// The exchanges of one tunnel.
 pub struct Exchanges {
     places: Arc<Semaphore>,
+    egress: Arc<Semaphore>,
     cluster: Arc<OfCluster>,
 }
 
 impl Exchanges {
     /// Of a tunnel of a cluster.
     pub fn new(asked: &Asked, cluster: &ClusterKey) -> Self {
-        Self { places: Arc::new(Semaphore::new(EXCHANGES)), cluster: asked.of(cluster) }
+        let [places, egress] = [EXCHANGES, EGRESS].map(|places| Arc::new(Semaphore::new(places)));
+        Self { places, egress, cluster: asked.of(cluster) }
     }
 
     /// Serves a stream that the agent opened, in a task of its own.
@@ -68,8 +72,8 @@ impl Exchanges {
             return stream.send.reset(StreamCode::UnknownRole);
         };
         // Connections to other hosts last, and have places of their own.
-        let place = (!is_egress).then(|| Arc::clone(&self.places).try_acquire_owned());
-        let Ok(place) = place.transpose() else {
+        let places = if is_egress { &self.egress } else { &self.places };
+        let Ok(place) = Arc::clone(places).try_acquire_owned() else {
             return stream.send.reset(StreamCode::Limit);
         };
         let (core, tunnel, cluster) = (Arc::clone(core), Arc::clone(tunnel), Arc::clone(&self.cluster));
@@ -81,7 +85,7 @@ impl Exchanges {
                 _ = handle.closed() => {}
                 () = async {
                     if is_egress {
-                        egress::serve(&core, &control, &tunnel, &cluster, head, stream).await;
+                        egress::serve(&core, &control, &tunnel, head, stream).await;
                     } else {
                         exchange(core, control, &tunnel, &cluster, head, stream).await;
                     }

@@ -1,7 +1,7 @@
 //! `[egress]`: hosts that clusters reach through this gateway (docs/gitops.md). Without it there are none.
 //!
 //! A name in the list says nothing of where it leads: whoever answers for the name in DNS chooses that. So addresses of
-//! this machine, of its link and of clouds' metadata services are refused, whatever name led to them, unless the list has
+//! this machine (which `agents/egress.rs` knows beside the loopback ones), of its link and of clouds' metadata services are refused, whatever name led to them, unless the list has
 //! the address itself.
 
 use std::{
@@ -152,14 +152,18 @@ impl Egress {
         })
     }
 
-    /// Whether an address may be dialled that a destination of the list led to.
-    pub fn allows_address(&self, address: &SocketAddr) -> bool {
+    /// Whether the list has an address itself, with its port.
+    pub fn lists_address(&self, address: &SocketAddr) -> bool {
         let ip = address.ip().to_canonical();
-        let is_listed = |pattern: &Pattern| {
+        self.hosts.iter().any(|pattern| {
             pattern.port == address.port()
                 && matches!(pattern.host, Host::Address(allowed) if allowed.to_canonical() == ip)
-        };
-        !is_special(ip) || self.hosts.iter().any(is_listed)
+        })
+    }
+
+    /// Whether an address may be dialled that a destination of the list led to, wherever this machine is.
+    pub fn allows_address(&self, address: &SocketAddr) -> bool {
+        !is_special(address.ip().to_canonical()) || self.lists_address(address)
     }
 }
 

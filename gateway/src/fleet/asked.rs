@@ -12,6 +12,7 @@ use http::{StatusCode, header};
 use tokio::{sync::Semaphore, time::Instant};
 use types::ids::ClusterKey;
 
+use super::ways_out::WaysOut;
 use crate::{
     api_error::ApiError,
     rate::{Rate, Rates},
@@ -21,8 +22,6 @@ use crate::{
 pub const EXCHANGES_OF_CLUSTER: usize = 64;
 /// Of these, such whose bodies are held.
 const BODIES: usize = 8;
-/// Connections of one cluster to hosts that this gateway reaches, at once: a source has one or two while it is fetched.
-pub const EGRESS_OF_CLUSTER: usize = 32;
 /// Clusters whose tunnels are gone are not looked for among fewer than twice so many.
 const SWEEP_LEAST: usize = 64;
 
@@ -31,6 +30,9 @@ const SWEEP_LEAST: usize = 64;
 pub struct Asked {
     clusters: Mutex<Clusters>,
     rates: Rates<(ClusterKey, &'static str), ClusterKey>,
+    configurations: Rates<(ClusterKey, String), ClusterKey>,
+    /// Places of connections to hosts that this gateway reaches.
+    pub ways_out: WaysOut,
     addresses: Rates<(IpAddr, &'static str), IpAddr>,
 }
 
@@ -49,8 +51,6 @@ pub struct OfCluster {
     pub places: Arc<Semaphore>,
     /// Places of those whose bodies are held.
     pub bodies: Semaphore,
-    /// Places of connections to hosts that this gateway reaches.
-    pub egress: Arc<Semaphore>,
 }
 
 impl Asked {
@@ -65,8 +65,7 @@ impl Asked {
             clusters.sweep_at = 2 * clusters.known.len().max(SWEEP_LEAST);
         }
         let places = Arc::new(Semaphore::new(EXCHANGES_OF_CLUSTER));
-        let egress = Arc::new(Semaphore::new(EGRESS_OF_CLUSTER));
-        let new = Arc::new(OfCluster { places, bodies: Semaphore::new(BODIES), egress });
+        let new = Arc::new(OfCluster { places, bodies: Semaphore::new(BODIES) });
         clusters.known.insert(*key, Arc::downgrade(&new));
         new
     }
@@ -81,6 +80,12 @@ impl Asked {
     /// Takes back that a question was counted: whose it was has been proved.
     pub fn not_of_address(&self, peer: IpAddr, path: &'static str) {
         self.addresses.give_back(&(address(peer), path));
+    }
+
+    /// Counts a question of a cluster for one of its configurations, each by itself.
+    pub fn by_configuration(&self, cluster: ClusterKey, name: &str, rate: Rate) -> Result<(), ApiError> {
+        let taken = self.configurations.take(&cluster, &(cluster, name.to_owned()), rate, Instant::now());
+        taken.map(drop).map_err(|seconds| too_often("This configuration", seconds))
     }
 
     /// Counts a question of a cluster that has proved that it is the one.

@@ -72,19 +72,22 @@ pub async fn resolve(
     if !aliased.is_empty() {
         return Ok(aliased);
     }
+    let late = || ConnectError::Resolve { host: host.to_owned(), reason: "no answer in time".to_owned() };
+    timeout(time, look_up(host, port)).await.unwrap_or_else(|_| Err(late()))
+}
+
+/// Looks `host` up, for as long as the system's resolver takes.
+///
+/// Dropping this does not end the look-up, which goes on in a thread of its own.
+pub async fn look_up(host: &str, port: u16) -> Result<Vec<SocketAddr>, ConnectError> {
     if let Ok(address) = host.trim_matches(['[', ']']).parse::<IpAddr>() {
         return Ok(vec![SocketAddr::new(address, port)]);
     }
     let failed = |reason: String| ConnectError::Resolve { host: host.to_owned(), reason };
-    match timeout(time, tokio::net::lookup_host((host, port))).await {
-        Err(_) => Err(failed("no answer in time".to_owned())),
-        Ok(Err(error)) => Err(failed(error.to_string())),
-        Ok(Ok(addresses)) => {
-            let mut addresses = interleave(addresses);
-            addresses.truncate(ADDRESSES);
-            if addresses.is_empty() { Err(failed("the name has no address".to_owned())) } else { Ok(addresses) }
-        }
-    }
+    let found = tokio::net::lookup_host((host, port)).await.map_err(|error| failed(error.to_string()))?;
+    let mut addresses = interleave(found);
+    addresses.truncate(ADDRESSES);
+    if addresses.is_empty() { Err(failed("the name has no address".to_owned())) } else { Ok(addresses) }
 }
 
 /// In the resolver's order, but families take turns (RFC 8305 section 4), so that one that leads nowhere costs one

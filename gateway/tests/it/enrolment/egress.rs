@@ -214,16 +214,26 @@ async fn n1_connections_end_with_the_right_to_them() {
     cut(stream, server).await;
     site.counted("revoked", 1).await;
     site.world.reconfigure(&config(&hosts)).await.unwrap();
+    // The operator takes the address out of the list, and leaves the name that leads there.
+    let named = format!("localhost:{}", at.port());
+    site.world.reconfigure(&config(&[named.clone(), at.to_string()])).await.unwrap();
+    site.configured("edge", "named", &format!("https://{named}/shop.git"), true).await;
+    let ((status, stream, why), accepted) = tokio::join!(reach(&edge, "named", &named), listener.accept());
+    assert_eq!(status, 200, "{why}");
+    site.world.reconfigure(&config(&[named])).await.unwrap();
+    cut(stream, accepted.unwrap().0).await;
+    site.counted("revoked", 2).await;
+    site.world.reconfigure(&config(&hosts)).await.unwrap();
     // The configuration goes elsewhere, or goes.
     let (stream, server) = open(&edge, &listener).await;
     site.configured("edge", "shop", &url, false).await;
     cut(stream, server).await;
-    site.counted("revoked", 2).await;
+    site.counted("revoked", 3).await;
     site.configured("edge", "shop", &url, true).await;
     let (stream, server) = open(&edge, &listener).await;
     site.removed("edge", "shop").await;
     cut(stream, server).await;
-    site.counted("revoked", 3).await;
+    site.counted("revoked", 4).await;
     // The cluster goes, and its tunnel with it.
     site.configured("edge", "shop", &url, true).await;
     let (stream, server) = open(&edge, &listener).await;
@@ -239,18 +249,25 @@ async fn n1_connections_end_with_the_right_to_them() {
 }
 
 #[tokio::test]
-async fn n1_connections_of_one_cluster_are_bounded() {
+async fn n1_connections_of_one_configuration_are_bounded() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let at = listener.local_addr().unwrap();
     let site = Site::reaching(&[at.to_string()]).await;
     let edge = site.tunnel_of("edge").await;
-    site.configured("edge", "shop", &format!("https://{at}/shop.git"), true).await;
+    for name in ["shop", "second"] {
+        site.configured("edge", name, &format!("https://{at}/shop.git"), true).await;
+    }
     let mut all = Vec::new();
-    for _ in 0..32 {
+    for _ in 0..8 {
         all.push(open(&edge, &listener).await);
     }
     let (status, _, why) = reach(&edge, "shop", &at.to_string()).await;
     assert_eq!(status, 429, "{why}");
+    assert!(why["error"]["message"].as_str().unwrap().starts_with("8 connections of this configuration"), "{why}");
+    // Another configuration of the cluster still has its own.
+    let to = at.to_string();
+    let ((status, ..), _) = tokio::join!(reach(&edge, "second", &to), listener.accept());
+    assert_eq!(status, 200);
     // A place is free again once a connection has ended.
     drop(all.pop());
     site.counted("broken_off", 1).await;
