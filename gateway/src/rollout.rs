@@ -320,11 +320,12 @@ impl Rollouts {
         let told = control.store.told(&stored.key).await.map_err(chain)?;
         let mut noted = Noted::of(told.as_ref(), assignment, control.now_ms());
         let mut fleet = members::look(control, assignment, &noted.refused).await.map_err(chain)?;
-        let mut room = assignment.at_once(fleet.members.len() + fleet.leaving.len() + fleet.going);
-        room = room.saturating_sub(fleet.unfinished() + fleet.going);
+        // A share of the clusters that are to have it, and the same share of those that leave: neither waits for the other.
+        let room = assignment.at_once(fleet.members.len()).saturating_sub(fleet.unfinished());
         let mut turn = Turn::default();
+        let leaving = assignment.at_once(fleet.leaving.len() + fleet.going).saturating_sub(fleet.going);
         // Who pauses it may have seen that the wrong clusters lose it.
-        let leaving = if assignment.paused { 0 } else { room };
+        let leaving = if assignment.paused { 0 } else { leaving };
         let withdrawn = self.withdraw(site, &fleet.leaving, leaving).await;
         turn.more = withdrawn.late;
         // One that cannot be taken away keeps nobody else from what they get.
@@ -333,7 +334,8 @@ impl Rollouts {
             turn.passes = true;
             noted.trouble = Some(format!("What it made could not be deleted: {trouble}"));
         }
-        room = room.saturating_sub(withdrawn.begun);
+        // Nobody tells of the last one that is gone.
+        turn.passes |= !assignment.paused && fleet.is_left();
         self.advance(site, &mut fleet, &mut noted, room, &mut turn).await;
         // What others made does not wake the assignment when its cluster tells of it.
         let is_under_way = fleet.unfinished() + fleet.count(&[State::Waiting]) > 0;
@@ -522,7 +524,7 @@ impl Noted {
         // One that has come to an end before, and works at something new from its source, is no part of a rollout.
         let state = match &held {
             Some(_) => "Paused",
-            None if fleet.unfinished() + count(&[State::Waiting]) == 0 => "Complete",
+            None if fleet.unfinished() + count(&[State::Waiting]) == 0 && !fleet.is_left() => "Complete",
             None => "RollingOut",
         };
         let reason = held.or_else(|| self.trouble.clone());

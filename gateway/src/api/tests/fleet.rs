@@ -752,8 +752,31 @@ async fn g13_pause_holds_removals_and_waves_bound_them() {
         assert_eq!(site.having(&ALL).await.len(), left);
         site.roll().await;
         assert_eq!(site.having(&ALL).await.len(), left, "while they are going");
+        assert_eq!(site.summary("all").await["state"], "RollingOut", "it is not complete while something is left");
         site.says_gone(&ALL).await;
     }
+    site.clock_ms.fetch_add(61_000, Ordering::SeqCst);
+    site.roll().await;
+    assert_eq!(site.summary("all").await["state"], "Complete");
+}
+
+#[tokio::test]
+async fn g13_share_is_one_of_the_clusters_that_are_to_have_it() {
+    const ALL: [&str; 8] = ["a", "b", "c", "d", "e", "f", "g", "h"];
+    let site = site(&ALL).await;
+    site.wants("all", wanted(json!({}))).await;
+    site.roll().await;
+    for cluster in ALL {
+        site.complies(cluster).await;
+    }
+    for cluster in ["n1", "n2", "n3", "n4"] {
+        site.of_ring(cluster, "two").await;
+    }
+    let other = json!({"properties": {"selector": {"tags": {"ring": "two"}}, "rollout": {"maxConcurrentPercent": 25}}});
+    assert_eq!(site.fleet("PATCH", "all", Some(other)).await.status, 200);
+    site.roll().await;
+    let having = site.having(&["n1", "n2", "n3", "n4"]).await;
+    assert_eq!((having.len(), site.having(&ALL).await.len()), (1, 6), "a quarter of four, and a quarter of eight");
 }
 
 #[tokio::test]

@@ -120,6 +120,11 @@ impl Fleet {
         self.members.iter().filter(|member| states.contains(&member.state)).count()
     }
 
+    /// Whether something that it made is still in a cluster that it is not for any more.
+    pub fn is_left(&self) -> bool {
+        self.going > 0 || !self.leaving.is_empty()
+    }
+
     /// How many were begun and have not come to an end yet: so many have a place.
     pub fn unfinished(&self) -> usize {
         self.members.iter().filter(|member| member.state == State::Applying && !member.is_finished).count()
