@@ -10,10 +10,11 @@ use std::{
     io,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::{Duration, Instant, SystemTime},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 use arc_swap::ArcSwapOption;
+use aws_lc_rs::digest::{SHA256, digest};
 use certs::webhook::{Kept, Webhook};
 use daemon::{Backoff, random_unit, settings::read_bounded};
 use k8s_openapi::{
@@ -172,6 +173,12 @@ pub struct Keeper {
     pub health: Reporter,
 }
 
+/// What a warning is about, whatever times, numbers and addresses it names: its text up to the first colon, without digits.
+fn kind_of(warning: &str) -> String {
+    let about = warning.split_once(": ").map_or(warning, |(about, _)| about);
+    about.chars().filter(|c| !c.is_ascii_digit()).take(EVENT_CHARS).collect()
+}
+
 impl Keeper {
     /// Keeps them fresh, for ever.
     pub async fn keep(&self) {
@@ -210,16 +217,24 @@ impl Keeper {
         }
     }
 
-    /// Makes a Kubernetes Event of each warning, once a day. `told` holds when each warning was reported last.
-    pub(super) async fn tell(&self, warnings: &[String], told: &mut BTreeMap<String, time::Instant>) {
-        told.retain(|warning, at| warnings.contains(warning) && at.elapsed() < TELL_AGAIN);
+    /// Makes a Kubernetes Event of each kind of warning, once a day. `told` holds the day on which each kind was told last.
+    /// All pods name an Event of one kind and day alike, so that one of them makes it.
+    pub(super) async fn tell(&self, warnings: &[String], told: &mut BTreeMap<String, u64>) {
+        let now = self.clock.now();
+        let day = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs() / TELL_AGAIN.as_secs();
+        told.retain(|kind, on| *on == day && warnings.iter().any(|warning| kind_of(warning) == *kind));
         for warning in warnings {
-            if told.contains_key(warning) {
+            let kind = kind_of(warning);
+            if told.contains_key(&kind) {
                 continue;
             }
-            told.insert(warning.clone(), time::Instant::now());
-            if let Err(problem) = self.store.tell(warning, self.clock.now()).await {
-                tracing::warn!(error = problem, "a warning of guard's cannot be made an Event; it is in this log");
+            let digest = digest(&SHA256, format!("{day} {kind}").as_bytes());
+            let name = format!("{SECRET}-{}", &types::ids::hex(digest.as_ref())[..16]);
+            match self.store.tell(&name, warning, now).await {
+                Ok(()) => drop(told.insert(kind, day)),
+                Err(problem) => {
+                    tracing::warn!(error = problem, "a warning of guard's cannot be made an Event; it is in this log");
+                }
             }
         }
     }
@@ -357,13 +372,14 @@ impl Store {
         }
     }
 
-    /// Makes a warning an Event of the Secret of the certificates, where there is a cluster to make it in.
-    async fn tell(&self, warning: &str, now: SystemTime) -> Result<(), String> {
+    /// Makes a warning an Event of the Secret of the certificates, where there is a cluster to make it in and no other pod
+    /// has made it.
+    async fn tell(&self, name: &str, warning: &str, now: SystemTime) -> Result<(), String> {
         let Self::Cluster(client) = self else { return Ok(()) };
         let (namespace, now) = (client.default_namespace(), spell(now));
         let message: String = warning.chars().take(EVENT_CHARS).collect();
         let event = json!({
-            "metadata": {"generateName": format!("{SECRET}-"), "namespace": namespace},
+            "metadata": {"name": name, "namespace": namespace},
             "involvedObject": {"apiVersion": "v1", "kind": "Secret", "namespace": namespace, "name": SECRET},
             "type": "Warning", "reason": EVENT_REASON, "message": message, "count": 1,
             "firstTimestamp": now, "lastTimestamp": now,
@@ -371,7 +387,10 @@ impl Store {
         });
         let event: Event = serde_json::from_value(event).map_err(|err| err.to_string())?;
         let made = Api::<Event>::default_namespaced(client.clone()).create(&PostParams::default(), &event).await;
-        made.map(drop).map_err(|err| problem("an Event", &err))
+        match made {
+            Err(kube::Error::Api(status)) if status.code == 409 => Ok(()),
+            made => made.map(drop).map_err(|err| problem("an Event", &err)),
+        }
     }
 
     /// Has the apiserver's files where people fetch them.

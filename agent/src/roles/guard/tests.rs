@@ -767,8 +767,9 @@ async fn z10_a_certificate_that_ends_within_30_days_is_warned_of() {
 async fn z10_warnings_are_events_of_the_cluster_once_a_day() {
     let made: Arc<Mutex<Vec<Value>>> = Arc::default();
     let events = made.clone();
+    let refuses = Arc::new(Mutex::new(true));
     let service = tower::service_fn(move |request: Request<kube::client::Body>| {
-        let events = events.clone();
+        let (events, refuses) = (events.clone(), refuses.clone());
         async move {
             assert_eq!(
                 (request.method().as_str(), request.uri().path()),
@@ -776,34 +777,61 @@ async fn z10_warnings_are_events_of_the_cluster_once_a_day() {
             );
             let body = request.into_body().collect().await.unwrap().to_bytes();
             let mut events = events.lock().unwrap();
-            events.push(serde_json::from_slice(&body).unwrap());
-            // The first one is refused.
-            let status = if events.len() > 1 { StatusCode::CREATED } else { StatusCode::FORBIDDEN };
+            let event: Value = serde_json::from_slice(&body).unwrap();
+            let is_known = events.iter().any(|known| known["metadata"]["name"] == event["metadata"]["name"]);
+            // The first one is refused, and each name is there once.
+            let status = match *refuses.lock().unwrap() {
+                true => StatusCode::FORBIDDEN,
+                false if is_known => StatusCode::CONFLICT,
+                false => StatusCode::CREATED,
+            };
+            *refuses.lock().unwrap() = false;
+            let answer = match status {
+                StatusCode::CREATED => {
+                    events.push(event);
+                    body
+                }
+                status => {
+                    let why =
+                        json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": status.as_u16()});
+                    why.to_string().into_bytes().into()
+                }
+            };
             let response = http::Response::builder().status(status).header("content-type", "application/json");
-            Ok::<_, std::convert::Infallible>(response.body(Full::new(body)).unwrap())
+            Ok::<_, std::convert::Infallible>(response.body(Full::new(answer)).unwrap())
         }
     });
     let dir = tempfile::tempdir().unwrap();
-    let clock: SharedClock = Arc::new(TokioClock::new(SystemTime::now()));
-    let store = Store::Cluster(kube::Client::new(service, "towline"));
-    let keeper = Keeper { store, ..keeper(dir.path(), clock) };
-    let mut told = std::collections::BTreeMap::new();
-    let [soon, late] = [vec!["ends soon".to_owned()], vec!["x".repeat(5000), "ends soon".to_owned()]];
-    for warnings in [&soon, &soon, &late, &late] {
-        keeper.tell(warnings, &mut told).await;
-    }
+    let clock: SharedClock =
+        Arc::new(TokioClock::new(SystemTime::UNIX_EPOCH + Duration::from_secs(86_400 * 20_000 + 60)));
+    let store = || Store::Cluster(kube::Client::new(service.clone(), "towline"));
+    let pods = [0, 1].map(|_| Keeper { store: store(), ..keeper(dir.path(), clock.clone()) });
+    let mut told = [std::collections::BTreeMap::new(), std::collections::BTreeMap::new()];
+    let ends = |days: u32| format!("the certificate ends soon: in {days} days");
+    let [soon, late] = [vec![ends(20)], vec!["x".repeat(5000), ends(19)]];
     let messages = || -> Vec<String> {
         made.lock().unwrap().iter().map(|event| event["message"].as_str().unwrap().chars().take(9).collect()).collect()
     };
-    assert_eq!(messages(), ["ends soon", "xxxxxxxxx"], "each is told once, be it in vain");
+    pods[0].tell(&soon, &mut told[0]).await;
+    assert_eq!(messages(), [""; 0], "it was refused");
+    for warnings in [&soon, &soon, &late, &late] {
+        for (pod, told) in pods.iter().zip(&mut told) {
+            pod.tell(warnings, told).await;
+        }
+    }
+    assert_eq!(
+        messages(),
+        ["the certi", "xxxxxxxxx"],
+        "each is told once, by one pod, though the text has other numbers"
+    );
     let long = made.lock().unwrap()[1].clone();
     assert_eq!((long["message"].as_str().unwrap().len(), &long["type"]), (1024, &json!("Warning")));
     assert_eq!(long["involvedObject"]["name"], keeper::SECRET);
     tokio::time::advance(Duration::from_secs(86_401)).await;
-    keeper.tell(&soon, &mut told).await;
-    keeper.tell(&[], &mut told).await;
-    keeper.tell(&soon, &mut told).await;
-    assert_eq!(messages()[2..], ["ends soon", "ends soon"], "after a day, and when it is wrong again");
+    for (pod, told) in pods.iter().zip(&mut told) {
+        pod.tell(&soon, told).await;
+    }
+    assert_eq!(messages()[2..], ["the certi"], "once more on the next day");
 }
 
 /// Readiness is by the role's state: the pods would all leave the Service at once, and nobody would be answered.
