@@ -5,11 +5,10 @@
 use std::fmt;
 
 use catalogue::version::Version;
+use types::agent_api::MINORS_BEHIND;
 
 /// The version of this gateway.
 pub const OWN: &str = env!("CARGO_PKG_VERSION");
-/// How many minor versions behind the gateway's own are served.
-pub const MINORS_BEHIND: u64 = 1;
 /// Characters of a version that a peer named which are repeated to people.
 const SHOWN: usize = 40;
 
@@ -105,7 +104,7 @@ pub fn oldest_served() -> String {
 pub fn refusal(agent: &str) -> String {
     let agent: String = agent.chars().filter(|c| !c.is_control()).take(SHOWN).collect();
     format!(
-        "these agents have version {agent}, and this gateway, {OWN}, serves agents from version {} on; give the cluster the agents of version {OWN}: run `towline update --upgrade` of that version for the cluster, or `helm upgrade` with its chart",
+        "these agents have version {agent}, and this gateway, {OWN}, serves agents from version {} on; give the cluster the agents of version {OWN}: run `towline update --auto-upgrade false --upgrade` of that version for the cluster, or `helm upgrade` with its chart",
         oldest_served()
     )
 }
@@ -150,7 +149,11 @@ mod tests {
     #[test]
     fn a_refusal_says_both_versions_and_what_to_do_in_one_line() {
         let said = refusal(&format!("0.0.1\n{}", "x".repeat(1000)));
-        assert!(said.contains("version 0.0.1x") && said.contains(OWN) && said.contains("towline update --upgrade"));
+        assert!(
+            said.contains("version 0.0.1x")
+                && said.contains(OWN)
+                && said.contains("towline update --auto-upgrade false --upgrade")
+        );
         assert!(!said.contains('\n') && said.len() < 400, "{said}");
     }
 }

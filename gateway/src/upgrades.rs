@@ -106,13 +106,20 @@ pub async fn pause(control: &Control) -> Result<(), String> {
     control.store.put_upgrades(&said.kept()).await.map_err(|error| daemon::chain(&error))
 }
 
-/// It goes on, also past the failures that there are so far.
+/// It goes on, also past the failures that there are so far. Clusters that were left alone with a version get it again,
+/// where their agents do not tell of its failure any more.
 ///
 /// # Errors
 /// The store cannot be read or written.
 pub async fn resume(control: &Control) -> Result<(), String> {
-    let (plan, ..) = planned(control).await?;
-    control.store.put_upgrades(&plan.resumed().kept()).await.map_err(|error| daemon::chain(&error))
+    let (plan, mut stored, _) = planned(control).await?;
+    control.store.put_upgrades(&plan.resumed().kept()).await.map_err(|error| daemon::chain(&error))?;
+    for change in plan.tried_again().iter().take(NOTES) {
+        if let Some(stored) = stored.remove(&change.key) {
+            note(control, change, stored).await?;
+        }
+    }
+    Ok(())
 }
 
 type Planned = (Plan, HashMap<String, Stored>, Said);

@@ -10,6 +10,7 @@ use super::{
     clusters::{DETAILS, NamedCluster, with_group},
     connect::{AgentProxyArgs, Update, update_agents},
     tags::TagArgs,
+    upgrade::refuse_beside_automatic,
 };
 use crate::{
     api::{Api, Wait, WaitArgs, at, versions},
@@ -40,7 +41,7 @@ pub struct Args {
     /// How its agents get to the gateway.
     #[command(flatten)]
     pub proxy: AgentProxyArgs,
-    /// Give its agents this program's version
+    /// Give its agents this program's version; while they upgrade themselves only with --auto-upgrade false
     #[arg(long)]
     pub upgrade: bool,
     /// Where the agents are, for changes of their proxy and version.
@@ -76,13 +77,25 @@ pub async fn run(args: Args) -> Outcome {
     let context = Context::open(&args.common.context).await?;
     let (api, id) = (Api::of(&context)?, context.cluster(&args.cluster.resource_group, &args.cluster.name)?);
     let target = at(&id, versions::CLUSTERS);
+    if args.upgrade && args.auto_upgrade != Some(false) {
+        let command = "towline update --upgrade";
+        refuse_beside_automatic(&api.get(&target).await?, command, "the same command with --auto-upgrade false")?;
+    }
+    let mut shown = Value::Null;
+    let change = async || -> Outcome<Value> {
+        let answer = api.patch(&target, &body).await?;
+        api.followed(answer, &target, &format!("updating {}", args.cluster.name), Wait::default()).await
+    };
+    // Before their version is changed by hand they must not change it by themselves.
+    let goes_first = args.auto_upgrade == Some(false);
+    if goes_first {
+        shown = change().await?;
+    }
     if let Some(agents) = agents {
         update_agents(agents, &context, &id).await?;
     }
-    let mut shown = Value::Null;
-    if body != json!({}) {
-        let answer = api.patch(&target, &body).await?;
-        shown = api.followed(answer, &target, &format!("updating {}", args.cluster.name), Wait::default()).await?;
+    if !goes_first && body != json!({}) {
+        shown = change().await?;
     }
     if shown.is_null() {
         shown = api.get(&target).await?;

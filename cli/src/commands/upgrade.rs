@@ -8,6 +8,7 @@ use std::{process::ExitCode, time::Duration};
 use agent::roles::upgrader::judge;
 use anyhow::anyhow;
 use daemon::settings::positive_duration;
+use serde_json::Value;
 
 pub use self::job::{is_changed, to_apply_again};
 use super::{
@@ -66,20 +67,30 @@ pub async fn run(args: Args) -> Outcome {
     let (api, id) = (Api::of(&context)?, context.cluster(&args.cluster.resource_group, &args.cluster.name)?);
     let target = at(&id, versions::CLUSTERS);
     let resource = api.get(&target).await?;
-    // What is not said is on.
-    if resource["properties"]["arcAgentProfile"]["agentAutoUpgrade"] != "Disabled" && !args.rights_only {
-        let error = anyhow!(
-            "'towline upgrade' to manually upgrade agents is only supported when auto-upgrade is set to false."
-        );
-        return Err(Failure::from(error).hint(format!(
+    if !args.rights_only {
+        let hint = format!(
             "towline update -g {} -n {} --auto-upgrade false; or --rights-only for agents that wait for rights",
             args.cluster.resource_group, args.cluster.name
-        )));
+        );
+        refuse_beside_automatic(&resource, "towline upgrade", &hint)?;
     }
     let wait = Wait { limit: args.upgrade_timeout, ..Wait::default() };
     update_agents(Update::of_upgrade(&args.kube, args.rights_only, wait), &context, &id).await?;
     output::print(&with_group(api.get(&target).await?), &args.common.output, DETAILS)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Refuses to change the version of agents by hand that upgrade themselves (docs/features.md U3).
+///
+/// # Errors
+/// Automatic upgrades of this cluster are on.
+pub fn refuse_beside_automatic(resource: &Value, command: &str, hint: &str) -> Outcome<()> {
+    // What is not said is on.
+    if resource["properties"]["arcAgentProfile"]["agentAutoUpgrade"] == "Disabled" {
+        return Ok(());
+    }
+    let error = anyhow!("'{command}' to manually upgrade agents is only supported when auto-upgrade is set to false.");
+    Err(Failure::from(error).hint(hint.to_owned()))
 }
 
 /// Whether agents that are there may become this program's version.
@@ -103,6 +114,15 @@ mod tests {
         for wrong in ["", "0", "x", "-1"] {
             assert!(duration_or_seconds(wrong).is_err(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn u3_by_hand_is_refused_while_automatic_upgrades_are_on() {
+        for (switch, may) in [("Disabled", true), ("Enabled", false)] {
+            let resource = serde_json::json!({"properties": {"arcAgentProfile": {"agentAutoUpgrade": switch}}});
+            assert_eq!(refuse_beside_automatic(&resource, "towline update --upgrade", "do").is_ok(), may, "{switch}");
+        }
+        assert!(refuse_beside_automatic(&Value::Null, "towline upgrade", "do").is_err(), "on is the default");
     }
 
     #[test]

@@ -29,6 +29,8 @@ pub struct Kept {
     pub azure_rbac: bool,
     /// The image; one of this program's own version has no tag.
     pub image: Option<String>,
+    /// The digest behind the tag that is its version: an upgrade from a chart with digests has written it.
+    pub digest: Option<String>,
     /// Which version installed them: the tag of an image without one.
     pub version: Option<String>,
     /// How many pods hold a tunnel.
@@ -94,6 +96,8 @@ pub struct KeptExtensions {
     pub locked_settings: Vec<String>,
     /// The image; one of this program's own version has no tag.
     pub image: Option<String>,
+    /// The digest behind the tag that is its version.
+    pub digest: Option<String>,
     /// What fluxConfigurations may do.
     pub gitops: KeptGitops,
 }
@@ -180,6 +184,7 @@ impl Told {
             host_aliases: serde_json::from_value(pod["hostAliases"].clone()).unwrap_or_default(),
             azure_rbac: agent.contains_key("azure_rbac"),
             image: image(&self.deployment),
+            digest: digest(&self.deployment),
             version: self.version().map(str::to_owned),
             replicas: self.deployment["spec"]["replicas"].as_u64().and_then(|count| u32::try_from(count).ok()),
             distribution: word(metadata, "distribution"),
@@ -260,6 +265,7 @@ impl Told {
             allowed_types: words(table, "allowed_types"),
             locked_settings: words(table, "locked_settings"),
             image: image(&self.extension_manager),
+            digest: digest(&self.extension_manager),
             gitops: self.gitops()?,
         }))
     }
@@ -294,6 +300,13 @@ fn image(deployment: &Value) -> Option<String> {
         None if digest.is_some() => image.to_owned(),
         None => name.to_owned(),
     })
+}
+
+/// The digest behind a tag that is the installed version, with its `@`.
+fn digest(deployment: &Value) -> Option<String> {
+    let image = deployment["spec"]["template"]["spec"]["containers"][0]["image"].as_str()?;
+    let (name, digest) = image.split_once('@')?;
+    name.ends_with(&format!(":{}", version(deployment)?)).then(|| format!("@{digest}"))
 }
 
 /// `username_claim` as the chart has it, `usernameClaim`.
@@ -496,6 +509,7 @@ mod tests {
             catalogue: values.extensions.catalogue_id.clone(),
             allowed_types: values.extensions.allowed_types.clone(),
             locked_settings: values.extensions.locked_settings.clone(),
+            digest: None,
             image: Some("mirror.example.org:5000/extensions".to_owned()),
             gitops: KeptGitops {
                 repositories: values.gitops.allowed_repositories.clone(),

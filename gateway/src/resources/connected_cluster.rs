@@ -335,6 +335,10 @@ async fn check_desired_version(
     old: Option<&Map<String, Value>>,
     writing: &Writing<'_>,
 ) -> Result<(), ApiError> {
+    // Whoever turns them off or on has seen what failed: it is tried again.
+    if old.is_some_and(|old| upgrade::is_automatic(old) != upgrade::is_automatic(own)) {
+        Noted::default().keep(own);
+    }
     if upgrade::is_automatic(own) {
         return Ok(());
     }
@@ -363,7 +367,7 @@ async fn check_desired_version(
     if let Some(running) = running.filter(|running| !skew::may_change(running, desired)) {
         return refused(format!(
             "they have {running}, and a downgrade of more than {} minor version is not supported; connect the cluster again with the older version instead",
-            skew::MINORS_BEHIND
+            types::agent_api::MINORS_BEHIND
         ));
     }
     let index = writing.control.catalogue();

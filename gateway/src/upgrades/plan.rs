@@ -1,7 +1,7 @@
 //! Which cluster gets which version now: a pure decision from what is kept and told of all clusters, so that every
 //! replica of the gateway, and one that goes on after a crash, decides the same.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use ::catalogue::{
     choice::{self, Cluster, UpgradeMode},
@@ -29,6 +29,8 @@ const UNENDED_MS: i64 = 24 * 60 * 60 * 1000;
 const NAMED: usize = 100;
 /// Versions that are told of at most.
 const VERSIONS: usize = 20;
+/// For failures that were seen before they were counted by subscription.
+const ANY: &str = "*";
 
 /// A cluster, as it is kept and as its agents told of it.
 #[derive(Debug, Clone)]
@@ -114,20 +116,32 @@ impl Phase {
 pub struct Said {
     /// Whether somebody paused all of it.
     pub paused: bool,
-    /// Failures that whoever resumed it has seen, by version.
-    pub forgiven: BTreeMap<String, usize>,
+    /// Failures that whoever resumed it has seen, by version and subscription.
+    pub forgiven: BTreeMap<String, BTreeMap<String, usize>>,
 }
 
 impl Said {
     /// Of what is kept.
     pub fn of(kept: Option<&Value>) -> Self {
         let Some(kept) = kept else { return Self::default() };
-        let count =
-            |(version, count): (&String, &Value)| Some((version.clone(), usize::try_from(count.as_u64()?).ok()?));
+        let count = |count: &Value| usize::try_from(count.as_u64()?).ok();
+        let of_version = |(version, seen): (&String, &Value)| {
+            let by_subscription = match seen.as_object() {
+                Some(seen) => seen.iter().filter_map(|(name, seen)| Some((name.clone(), count(seen)?))).collect(),
+                None => BTreeMap::from([(ANY.to_owned(), count(seen)?)]),
+            };
+            Some((version.clone(), by_subscription))
+        };
         Self {
             paused: kept["paused"] == true,
-            forgiven: kept["forgiven"].as_object().into_iter().flatten().filter_map(count).collect(),
+            forgiven: kept["forgiven"].as_object().into_iter().flatten().filter_map(of_version).collect(),
         }
+    }
+
+    /// How many failures of a version in a subscription were seen.
+    fn seen(&self, version: &str, subscription: &str) -> usize {
+        let of = self.forgiven.get(version);
+        of.and_then(|of| of.get(subscription).or_else(|| of.get(ANY))).copied().unwrap_or_default()
     }
 
     /// As it is kept.
@@ -146,12 +160,40 @@ pub struct Change {
 }
 
 /// A version that clusters get.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 struct OfVersion {
     pending: usize,
     running: usize,
     failed: usize,
+    /// Failures by subscription.
+    failed_of: BTreeMap<String, usize>,
+    /// No cluster gets it.
     is_held: bool,
+    /// No cluster of these subscriptions gets it.
+    held: BTreeSet<String>,
+}
+
+impl OfVersion {
+    /// Pauses a version where too many have failed. What agents tell is the word of one tenant: the failures of one
+    /// subscription hold the version back there, and count for all others up to a bound.
+    fn hold(&mut self, version: &str, settings: &Upgrades, said: &Said, fleets: &BTreeMap<&str, usize>) {
+        let allowed = settings.failures(fleets.values().sum());
+        let (most, mut counted) = ((allowed / 2).max(1), 0);
+        for (subscription, failed) in &self.failed_of {
+            let unseen = failed.saturating_sub(said.seen(version, subscription));
+            let own = fleets.get(subscription.as_str()).copied().unwrap_or_default();
+            if unseen > settings.failures(own) {
+                self.held.insert(subscription.clone());
+            }
+            counted += unseen.min(most);
+        }
+        self.is_held = if fleets.len() > 1 { counted > allowed.max(1) } else { !self.held.is_empty() };
+    }
+}
+
+/// The subscription of a cluster, by its key.
+fn subscription(key: &str) -> &str {
+    key.split('/').nth(2).unwrap_or_default()
 }
 
 /// What is to be done, and how far everything is.
@@ -162,6 +204,8 @@ pub struct Plan {
     phases: BTreeMap<Phase, usize>,
     versions: BTreeMap<String, OfVersion>,
     failures: Vec<Value>,
+    /// Clusters that failed before, and whose agents do not tell of it any more.
+    left: Vec<Change>,
     silent: Vec<String>,
     /// Why no cluster gets another version at all.
     closed: Option<String>,
@@ -177,6 +221,8 @@ struct Judged<'a> {
     version: Option<String>,
     /// Why it failed: a word, and a sentence.
     why: Option<(String, String)>,
+    /// Whether the gateway's note alone says so, and the agents do not.
+    is_noted: bool,
 }
 
 /// Decides for all clusters.
@@ -190,13 +236,19 @@ pub fn plan(members: &[Member], kind: Option<&ExtensionType>, settings: &Upgrade
         match one.phase {
             Phase::Pending => of.pending += 1,
             Phase::Running | Phase::Waiting | Phase::Away => of.running += 1,
-            Phase::Failed => of.failed += 1,
+            Phase::Failed => {
+                of.failed += 1;
+                *of.failed_of.entry(subscription(&one.member.key).to_owned()).or_default() += 1;
+            }
             Phase::Off | Phase::ByHand | Phase::Current | Phase::Silent => {}
         }
     }
-    let allowed = settings.failures(plan.fleet);
+    let mut fleets: BTreeMap<&str, usize> = BTreeMap::new();
+    for member in members.iter().filter(|member| member.is_automatic) {
+        *fleets.entry(subscription(&member.key)).or_default() += 1;
+    }
     for (version, of) in &mut plan.versions {
-        of.is_held = of.failed > allowed + said.forgiven.get(version).copied().unwrap_or_default();
+        of.hold(version, settings, said, &fleets);
     }
     plan.closed = if !settings.automatic {
         Some("Automatic upgrades are switched off ([api.upgrades] automatic).".to_owned())
@@ -216,7 +268,11 @@ pub fn plan(members: &[Member], kind: Option<&ExtensionType>, settings: &Upgrade
     for one in &judged {
         let (member, noted) = (one.member, &one.member.noted);
         let held = plan.closed.is_some()
-            || one.version.as_ref().is_some_and(|version| plan.versions.get(version).is_some_and(|of| of.is_held));
+            || one
+                .version
+                .as_ref()
+                .and_then(|version| plan.versions.get(version))
+                .is_some_and(|of| of.is_held || of.held.contains(subscription(&member.key)));
         let wanted = match one.phase {
             Phase::Pending if !held && room > 0 && member.is_connected => {
                 room -= 1;
@@ -235,6 +291,9 @@ pub fn plan(members: &[Member], kind: Option<&ExtensionType>, settings: &Upgrade
         if wanted != *noted {
             plan.changes.push(Change { key: member.key.clone(), noted: wanted });
         }
+        if one.phase == Phase::Failed && one.is_noted {
+            plan.left.push(Change { key: member.key.clone(), noted: Noted::default() });
+        }
         if one.phase == Phase::Silent && plan.silent.len() < NAMED {
             plan.silent.push(member.id.clone());
         }
@@ -252,7 +311,7 @@ fn has_begun(member: &Member) -> bool {
 }
 
 fn judge<'a>(member: &'a Member, kind: Option<&ExtensionType>, settings: &Upgrades, now_ms: i64) -> Judged<'a> {
-    let of = |phase, version: Option<String>| Judged { member, phase, version, why: None };
+    let of = |phase, version: Option<String>| Judged { member, phase, version, why: None, is_noted: false };
     if !member.is_automatic {
         return of(Phase::Off, None);
     }
@@ -264,7 +323,7 @@ fn judge<'a>(member: &'a Member, kind: Option<&ExtensionType>, settings: &Upgrad
         let is_late = member.since_ms.is_some_and(|since| now_ms - since > UNENDED_MS);
         let lost = |reason: &str, message: String| {
             let why = Some((reason.to_owned(), message));
-            Judged { member, phase: Phase::Failed, version: Some(target.clone()), why }
+            Judged { member, phase: Phase::Failed, version: Some(target.clone()), why, is_noted: false }
         };
         return match (member.is_connected, is_late) {
             (true, false) => of(Phase::Running, Some(target.clone())),
@@ -291,7 +350,8 @@ fn judge<'a>(member: &'a Member, kind: Option<&ExtensionType>, settings: &Upgrad
     if (running.number().major, running.number().minor) < UPGRADES_SINCE {
         return of(Phase::ByHand, Some(newest));
     }
-    let failed = |why| Judged { member, phase: Phase::Failed, version: Some(newest.clone()), why: Some(why) };
+    let failed =
+        |why| Judged { member, phase: Phase::Failed, version: Some(newest.clone()), why: Some(why), is_noted: false };
     match told {
         Some((told, state)) if told.version == newest && state.is_failure() => {
             let reason = if told.reason.is_empty() { state.as_str() } else { &told.reason };
@@ -300,7 +360,7 @@ fn judge<'a>(member: &'a Member, kind: Option<&ExtensionType>, settings: &Upgrad
         _ if member.noted.left.as_ref() == Some(&newest) => {
             let why = member.noted.why.clone().unwrap_or_default();
             let (reason, message) = why.split_once(": ").unwrap_or(("Failed", &why));
-            return failed((reason.to_owned(), message.to_owned()));
+            return Judged { is_noted: true, ..failed((reason.to_owned(), message.to_owned())) };
         }
         _ => {}
     }
@@ -333,7 +393,16 @@ impl Plan {
     /// What somebody says who resumes it now: all failures so far are known.
     pub fn resumed(&self) -> Said {
         let forgiven = self.versions.iter().filter(|(_, of)| of.failed > 0);
-        Said { paused: false, forgiven: forgiven.map(|(version, of)| (version.clone(), of.failed)).collect() }
+        Said {
+            paused: false,
+            forgiven: forgiven.map(|(version, of)| (version.clone(), of.failed_of.clone())).collect(),
+        }
+    }
+
+    /// Clusters that get the version again which they were left alone with, once somebody resumes it: their agents do not
+    /// tell of its failure any more.
+    pub fn tried_again(&self) -> &[Change] {
+        &self.left
     }
 
     /// How far everything is, for operators.
@@ -341,15 +410,17 @@ impl Plan {
         let allowed = settings.failures(self.fleet);
         let counts: BTreeMap<&str, usize> = Phase::ALL.map(|phase| (phase.as_str(), self.count(phase))).into();
         let version = |(version, of): (&String, &OfVersion)| {
-            let known = said.forgiven.get(version).copied().unwrap_or_default();
-            let reason = of.is_held.then(|| {
+            let known: usize = of.failed_of.keys().map(|name| said.seen(version, name)).sum();
+            let reason = (of.is_held || !of.held.is_empty()).then(|| {
                 let seen = if known > 0 { format!(", {known} of them known before") } else { String::new() };
-                format!("{} clusters failed{seen}; {allowed} may. See failures, and resume it then.", of.failed)
+                let whose = if of.is_held { "" } else { " The subscriptions of pausedSubscriptions wait." };
+                format!("{} clusters failed{seen}; {allowed} may.{whose} See failures, and resume it then.", of.failed)
             });
+            let held: Vec<&String> = of.held.iter().take(NAMED).collect();
             let shown = json!({
                 "pending": of.pending, "running": of.running, "failed": of.failed,
                 "state": if of.is_held { "Paused" } else if of.pending + of.running > 0 { "RollingOut" } else { "Complete" },
-                "reason": reason,
+                "reason": reason, "pausedSubscriptions": held,
             });
             (version.clone(), shown)
         };
@@ -481,6 +552,53 @@ mod tests {
             assert_eq!(plan.changes, [expected], "one has begun, and one has nothing");
             assert!(plan.closed.is_some());
         }
+    }
+
+    #[test]
+    fn u1_failures_of_one_subscription_hold_the_version_back_there() {
+        let of = |subscription: &str, number: usize| {
+            of_version(&format!("/subscriptions/{subscription}/c{number}"), "0.2.0")
+        };
+        let mut members: Vec<Member> =
+            (0..10).flat_map(|number| ["a", "b", "c"].map(|name| of(name, number))).collect();
+        let fails = |members: &mut [Member], name: &str, count: usize| {
+            let own = members.iter_mut().filter(|member| subscription(&member.key) == name);
+            own.take(count).for_each(|member| member.told = told("0.3.0", "RolledBack"));
+        };
+        let begun = |plan: &Plan| -> BTreeSet<String> {
+            let begun = plan.changes.iter().filter(|change| change.noted.target.is_some());
+            begun.map(|change| subscription(&change.key).to_owned()).collect()
+        };
+        fails(&mut members, "a", 10);
+        let all = Upgrades { at_once_percent: 100, ..Upgrades::default() };
+        let plan = decide(&members, &all, &Said::default());
+        assert_eq!(begun(&plan), BTreeSet::from(["b".to_owned(), "c".to_owned()]), "all of one tenant count as one");
+        let of_version = &plan.status(&all, &Said::default())["versions"]["0.3.0"];
+        assert_eq!((&of_version["state"], &of_version["pausedSubscriptions"]), (&json!("RollingOut"), &json!(["a"])));
+        // A second subscription says the same: nobody gets it.
+        fails(&mut members, "b", 1);
+        let plan = decide(&members, &all, &Said::default());
+        assert_eq!(begun(&plan), BTreeSet::new());
+        assert_eq!(plan.status(&all, &Said::default())["versions"]["0.3.0"]["state"], "Paused");
+        let said = plan.resumed();
+        assert_eq!(Said::of(Some(&said.kept())), said);
+        let plan = decide(&members, &all, &said);
+        assert_eq!(begun(&plan), BTreeSet::from(["b".to_owned(), "c".to_owned()]), "a has no other cluster");
+        // As a gateway of an earlier version kept it.
+        let before = Said::of(Some(&json!({"paused": false, "forgiven": {"0.3.0": 10}})));
+        assert_eq!(begun(&decide(&members, &all, &before)), begun(&plan));
+    }
+
+    #[test]
+    fn u1_a_version_that_was_left_alone_is_tried_again_once_it_is_resumed() {
+        let mut members = fleet(2);
+        members[0].noted =
+            Noted { left: Some("0.3.0".to_owned()), why: Some("Crash: m".to_owned()), ..Noted::default() };
+        let plan = decided(&members);
+        let expected = [Change { key: "/c0".to_owned(), noted: Noted::default() }];
+        assert_eq!(plan.tried_again(), expected);
+        members[0].told = told("0.3.0", "RolledBack");
+        assert_eq!(decided(&members).tried_again(), [], "its agents say that they do not take it");
     }
 
     #[test]

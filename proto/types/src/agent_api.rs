@@ -22,6 +22,8 @@ pub const EGRESS_ROLE: &str = "egress";
 pub const EGRESS_PATH: &str = "/v1/egress";
 /// Where a cluster without a certificate asks for one, at the public listener.
 pub const ENROLMENT_PREFIX: &str = "/.towline/agent";
+/// Minor versions behind a gateway's own whose agents it serves (docs/features.md U4), and that agents go back at most.
+pub const MINORS_BEHIND: u64 = 1;
 /// Largest body of a message either way, in bytes, but for metrics and logs.
 pub const BODY_BYTES: usize = 256 * 1024;
 

@@ -1,9 +1,7 @@
 //! Whether an upgrade is begun. Nothing here asks anybody: what is known is given.
 
 use ::catalogue::version::Version;
-
-/// Minor versions that agents may go back. A gateway bounds it further: it serves one beside its own (docs/features.md U4).
-const MINORS_BACK: u64 = 2;
+use types::agent_api::MINORS_BEHIND;
 
 /// What is known of the agents that run.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -53,8 +51,12 @@ pub enum Judged {
 
 /// Decides, for a version that the gateway wants.
 pub fn judge(wanted: Option<&str>, running: &str, there: &There) -> Judged {
-    let Some(wanted) = wanted.filter(|wanted| *wanted != running) else { return Judged::Nothing };
-    if there.refused.iter().any(|version| version == wanted) {
+    // `v0.3.0` is the version 0.3.0, which may be the one that runs, or one that was rolled back.
+    let wanted =
+        wanted.map(|wanted| wanted.parse().map_or(wanted.to_owned(), |wanted: Version| wanted.number().to_string()));
+    let Some(wanted) = wanted.filter(|wanted| wanted != running) else { return Judged::Nothing };
+    let wanted = wanted.as_str();
+    if there.refused.iter().any(|version| *version == wanted) {
         return Judged::Nothing;
     }
     let refused = |reason: &'static str, message: String| {
@@ -98,10 +100,10 @@ pub fn may_follow(running: &str, wanted: &str) -> Result<(), String> {
     let parsed = |text: &str| text.parse::<Version>().map_err(|error| error.to_string());
     let (running, wanted) = (parsed(running)?, parsed(wanted)?);
     let (from, to) = (running.number(), wanted.number());
-    let back = from.major != to.major && to < from || from.major == to.major && from.minor > to.minor + MINORS_BACK;
+    let back = from.major != to.major && to < from || from.major == to.major && from.minor > to.minor + MINORS_BEHIND;
     if back {
         return Err(format!(
-            "the agents have version {running}: going back to {wanted} is more than {MINORS_BACK} minor versions, which is not supported; delete and connect the cluster with that version instead"
+            "the agents have version {running}: going back to {wanted} is more than {MINORS_BEHIND} minor version, which is not supported; delete and connect the cluster with that version instead"
         ));
     }
     Ok(())
@@ -144,6 +146,13 @@ mod tests {
         assert_eq!(judge(None, "0.2.0", &there()), Judged::Nothing);
         let rolled_back = There { refused: vec!["0.3.0".to_owned()], ..there() };
         assert_eq!((reason("0.3.0", &rolled_back), reason("0.3.1", &rolled_back)), ("nothing", "begins"));
+        assert_eq!(
+            (reason("v0.3.0", &rolled_back), reason("v0.2.0", &there())),
+            ("nothing", "nothing"),
+            "however spelt"
+        );
+        let Judged::Begin(version, _) = judge(Some("v0.3.0"), "0.2.0", &there()) else { panic!("it begins") };
+        assert_eq!(version, "0.3.0");
         assert_eq!(reason("0.3.0", &There { managed_by: "Helm".to_owned(), ..there() }), "Helm");
         for image in ["r/agent:canary", "r/agent", "r/agent@sha256:a", ":0.2.0"] {
             assert_eq!(reason("0.3.0", &There { agent: image.to_owned(), ..there() }), "Image", "{image}");
@@ -154,10 +163,10 @@ mod tests {
 
     #[test]
     fn u3_downgrade_past_the_supported_skew_is_refused() {
-        for (running, wanted) in [("0.5.0", "0.3.9"), ("0.3.1", "0.3.0"), ("0.3.0", "1.0.0"), ("1.0.0", "2.5.0")] {
+        for (running, wanted) in [("0.5.0", "0.4.9"), ("0.3.1", "0.3.0"), ("0.3.0", "1.0.0"), ("1.0.0", "2.5.0")] {
             assert!(may_follow(running, wanted).is_ok(), "{running} to {wanted}");
         }
-        for (running, wanted) in [("0.5.0", "0.2.9"), ("1.0.0", "0.9.0"), ("0.5.0", "latest")] {
+        for (running, wanted) in [("0.5.0", "0.3.9"), ("1.0.0", "0.9.0"), ("0.5.0", "latest")] {
             assert!(may_follow(running, wanted).is_err(), "{running} to {wanted}");
         }
     }

@@ -280,6 +280,7 @@ mod tests {
             catalogue: id.clone(),
             allowed_types: vec!["example.web".to_owned()],
             locked_settings: vec!["*:image".to_owned()],
+            digest: None,
             image: Some("r:5000/e".to_owned()),
             gitops: KeptGitops { scopes: vec!["namespace".to_owned()], ..KeptGitops::default() },
         };

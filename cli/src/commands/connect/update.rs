@@ -190,12 +190,31 @@ async fn give_rights(cluster: &Kubernetes, manifests: &[Value]) -> Outcome<()> {
         if there.is_some() && (is_changed(manifest) || place.kind == SECRET) {
             continue;
         }
-        cluster.apply(manifest).await?;
+        cluster.apply(&only_more(manifest, there.as_ref())).await?;
         if is_definition(manifest) {
             cluster.await_established(&place.name, ESTABLISHED).await?;
         }
     }
     Ok(())
+}
+
+/// An object as an administrator gives it before an upgrade: rights that are there stay, because the version that runs may
+/// need them and may have to come back; and pods of a new Deployment start only with the upgrade, which watches them.
+fn only_more(manifest: &Value, there: Option<&Value>) -> Value {
+    let mut given = manifest.clone();
+    match (manifest["kind"].as_str().unwrap_or_default(), there) {
+        ("Role" | "ClusterRole", Some(there)) => {
+            let Some(rules) = given["rules"].as_array_mut() else { return given };
+            for rule in there["rules"].as_array().into_iter().flatten() {
+                if !rules.contains(rule) {
+                    rules.push(rule.clone());
+                }
+            }
+        }
+        ("Deployment", None) => given["spec"]["replicas"] = 0.into(),
+        _ => {}
+    }
+    given
 }
 
 async fn apply_and_wait(
@@ -228,4 +247,23 @@ async fn apply_and_wait(
     waiting.until(steps, async || status(&api, id).await).await?;
     steps.end("connected");
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn u1_rights_before_an_upgrade_are_added_and_none_is_taken() {
+        let role = |rules: Value| json!({"kind": "Role", "metadata": {"name": "a"}, "rules": rules});
+        let rule = |verb: &str| json!({"apiGroups": [""], "resources": ["secrets"], "verbs": [verb]});
+        let given =
+            only_more(&role(json!([rule("get"), rule("list")])), Some(&role(json!([rule("watch"), rule("get")]))));
+        assert_eq!(given["rules"], json!([rule("get"), rule("list"), rule("watch")]));
+        assert_eq!(only_more(&role(json!([rule("get")])), None)["rules"], json!([rule("get")]));
+        let new = json!({"kind": "Deployment", "spec": {"replicas": 2}});
+        assert_eq!(only_more(&new, None)["spec"]["replicas"], 0);
+    }
 }

@@ -214,12 +214,19 @@ pub fn again(
     settings: &InstallSettings,
 ) -> Outcome<(Values, Vec<String>)> {
     let args = AgentArgs { guard, ..AgentArgs::default() };
+    let digests = (kept.digest.clone(), kept.extensions.as_ref().and_then(|kept| kept.digest.clone()));
+    let of_extensions = kept.extensions.as_ref().and_then(|kept| kept.image.clone());
     let (mut values, said) = values(cluster_id, &args, Some(kept), (proxy, extensions), settings)?;
     let Some(version) = version else { return Ok((values, said)) };
     let extensions = &mut values.extensions.image;
-    for (tag, digest) in [(&mut values.image.tag, &values.image.digest), (&mut extensions.tag, &extensions.digest)] {
+    // Another image than the one that is there has another digest.
+    let is_kept = of_extensions.is_some_and(|image| image == extensions.repository);
+    let pins = [digests.0, digests.1.filter(|_| is_kept)].map(Option::unwrap_or_default);
+    let tags = [(&mut values.image.tag, &values.image.digest), (&mut extensions.tag, &extensions.digest)];
+    for ((tag, digest), pin) in tags.into_iter().zip(pins) {
         if tag.is_empty() && digest.is_empty() {
-            version.clone_into(tag);
+            // A name may have a tag and a digest; then the digest alone counts for who pulls it.
+            *tag = format!("{version}{pin}");
         }
     }
     Ok((values, said))
@@ -382,6 +389,7 @@ mod tests {
                 host_aliases: Vec::new(),
                 azure_rbac: false,
                 image: Some(image.to_owned()),
+                digest: version.filter(|version| *version == "0.0.8").map(|_| "@sha256:a".to_owned()),
                 version: None,
                 replicas: None,
                 distribution: String::new(),
@@ -394,6 +402,7 @@ mod tests {
             again("/c", kept, version, typed, &settings).unwrap().0.image_name()
         };
         assert_eq!(image("r:5000/agent", Some("0.0.9")), "r:5000/agent:0.0.9");
+        assert_eq!(image("r:5000/agent", Some("0.0.8")), "r:5000/agent:0.0.8@sha256:a", "what was pinned stays pinned");
         assert_eq!(image("r:5000/agent", None), format!("r:5000/agent:{}", crate::manifests::version()));
         assert_eq!(image("r:5000/agent:mine", Some("0.0.9")), "r:5000/agent:mine");
         assert_eq!(image("r:5000/agent@sha256:a", Some("0.0.9")), "r:5000/agent@sha256:a");

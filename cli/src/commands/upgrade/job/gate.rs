@@ -49,6 +49,8 @@ pub struct Gate<'a> {
     pub deployments: Vec<&'a str>,
     /// Whether the gateway must have answered a heartbeat of the new version.
     pub must_be_heard: bool,
+    /// An answer of the gateway that is not enough: the last one, as it stood before a new one was asked for.
+    pub heard_before: Option<String>,
     /// How long they are watched once they are ready.
     pub window: Duration,
     /// How long they may take for that.
@@ -109,7 +111,8 @@ impl Gate<'_> {
         } else {
             Value::Null
         };
-        let heard = !self.must_be_heard || is_heard(&heard, self.version);
+        let is_anew = self.heard_before.as_deref().is_none_or(|before| last_heard(&heard) != Some(before));
+        let heard = !self.must_be_heard || is_heard(&heard, self.version) && is_anew;
         Ok(self.judge(rollout.is_done, &rollout.state, heard, &pods))
     }
 
@@ -151,11 +154,16 @@ impl Gate<'_> {
     }
 }
 
+/// When the gateway last answered a heartbeat.
+pub fn last_heard(object: &Value) -> Option<&str> {
+    object["status"]["lastConnectivityTime"].as_str()
+}
+
 /// Whether the controller-manager of this version has written that the gateway answered it. A process that starts writes
 /// its version and takes the time out, until its first heartbeat is answered.
 fn is_heard(object: &Value, version: &str) -> bool {
     let status = &object["status"];
-    status["agentVersion"] == version && status["lastConnectivityTime"].is_string()
+    status["agentVersion"] == version && last_heard(object).is_some()
 }
 
 #[cfg(test)]
@@ -172,6 +180,7 @@ mod tests {
             version: "0.3.0",
             deployments: vec!["controller-manager"],
             must_be_heard: true,
+            heard_before: None,
             window: Duration::ZERO,
             timeout: Duration::ZERO,
         };

@@ -18,12 +18,12 @@ use serde_json::{Value, json};
 
 use super::{
     compare::{is_changed, lacking, to_apply_again},
-    gate::{Fault, Gate},
+    gate::{Fault, Gate, last_heard},
 };
 use crate::{
     kubernetes::{
         Kubernetes, Place,
-        place::{DEPLOYMENT, EVENT},
+        place::{CONNECTED_CLUSTER, DEPLOYMENT, EVENT},
     },
     manifests::{AGENT, MANAGER, UPGRADER},
 };
@@ -148,7 +148,18 @@ impl<'a> Upgrade<'a> {
                     return self.undo(state, Fault::new("NotApplied", format!("{error:#}"))).await;
                 }
             }
-            if let Err(fault) = self.gate(&state, stage, &of_stage).pass().await {
+            let mut gate = self.gate(&state, stage, &of_stage);
+            if stage == Stage::Others {
+                // The gateway was heard through pods that are replaced now: with the new ones it must be heard anew.
+                let heard = self.replaced(&gate).await;
+                match heard {
+                    Ok(before) => gate.heard_before = before,
+                    Err(fault) => return self.undo(state, fault).await,
+                }
+                let message = "the new pods of the other agents are ready; the gateway must answer through them";
+                self.set(&state.at(Phase::Applying, "", message, SystemTime::now())).await?;
+            }
+            if let Err(fault) = gate.pass().await {
                 return self.undo(state, fault).await;
             }
         }
@@ -156,6 +167,31 @@ impl<'a> Upgrade<'a> {
         self.tell("AgentUpgraded", &message, false).await;
         tracing::info!(version = state.version, "the agents are upgraded");
         self.set(&state.at(Phase::Succeeded, "", "", SystemTime::now())).await
+    }
+
+    /// Waits until the pods of a stage are replaced; then, when the gateway last answered. What is told of the upgrade from
+    /// here on makes controller-manager send another heartbeat at once.
+    async fn replaced(&self, gate: &Gate<'_>) -> Result<Option<String>, Fault> {
+        let replaced = Gate {
+            deployments: gate.deployments.clone(),
+            must_be_heard: false,
+            heard_before: None,
+            window: Duration::ZERO,
+            ..*gate
+        };
+        replaced.pass().await?;
+        let place = Place::within(CONNECTED_CLUSTER, self.namespace, "clustermetadata");
+        let begun = Instant::now();
+        loop {
+            match self.cluster.get(&place).await {
+                Ok(object) => return Ok(object.as_ref().and_then(last_heard).map(str::to_owned)),
+                Err(error) if begun.elapsed() > PATIENCE => {
+                    return Err(Fault::new("NotHeard", format!("cannot read {place}: {error}")));
+                }
+                Err(error) => tracing::warn!("cannot read {place}: {error}"),
+            }
+            tokio::time::sleep(PAUSE).await;
+        }
     }
 
     fn gate<'b>(&'b self, state: &'b State, stage: Stage, objects: &[&'b Value]) -> Gate<'b> {
@@ -166,6 +202,7 @@ impl<'a> Upgrade<'a> {
             version: &state.version,
             deployments: deployments.filter_map(|object| object["metadata"]["name"].as_str()).collect(),
             must_be_heard: stage != Stage::Upgrader,
+            heard_before: None,
             window: if stage == Stage::Upgrader { self.times.window.min(UPGRADER_WINDOW) } else { self.times.window },
             timeout: self.times.timeout,
         }
