@@ -1,6 +1,9 @@
 //! Extensions end to end (docs/features.md E1-E9, D4): the real gateway with a signed catalogue, the agent with real helm,
 //! and the real cluster. The agent runs as a host process; its namespace is `default`.
 
+mod endings;
+mod others;
+
 use std::{
     path::PathBuf,
     sync::Arc,
@@ -31,6 +34,18 @@ pub fn tests() -> Vec<Trial> {
         installs("extensions::e9_failure_names_its_cause_and_what_to_do", Needs::Pods, failures),
         installs("extensions::e9_e12_causes_outside_of_the_chart_are_told", Needs::Pods, causes),
         installs("extensions::e1_killed_agent_leaves_no_release_pending", Needs::Pods, killed),
+        installs("extensions::e1_charts_that_others_wrote_come_and_go", Needs::Pods, others::published),
+        installs("extensions::e4_link_cut_for_a_whole_upgrade", Needs::Pods, endings::link_cut_for_an_upgrade),
+        installs(
+            "extensions::e10_cluster_deleted_while_an_extension_installs",
+            Needs::Pods,
+            endings::cluster_deleted_while_installing,
+        ),
+        installs(
+            "extensions::attack_th51_hostile_gateway_installs_nothing_of_its_own",
+            Needs::Pods,
+            endings::hostile_gateway,
+        ),
         installs("extensions::i12_extension_of_a_namespace_has_rights_there_alone", Needs::Pods, namespaced),
     ]
 }
@@ -113,6 +128,11 @@ const CRD: &str = "apiVersion: apiextensions.k8s.io/v1\nkind: CustomResourceDefi
 
 impl Site {
     fn start(name: &str, catalogue: Catalogue) -> anyhow::Result<Self> {
+        Self::start_within(name, catalogue, TIMEOUT, &[])
+    }
+
+    /// With another time that helm waits, and more settings of the agent.
+    fn start_within(name: &str, catalogue: Catalogue, timeout: &str, more: &[String]) -> anyhow::Result<Self> {
         let admin = cluster().admin();
         // What a test that failed left behind.
         admin.ok(&["delete", "crd", "extensionconfigs.towline.io", "--ignore-not-found"])?;
@@ -126,11 +146,11 @@ impl Site {
             format!("extensions.catalogue_key_files=[{:?}]", catalogue.path("signing.key.pub")),
             text("extensions.helm", cluster().get("CLUSTER_HELM")),
             text("extensions.work_dir", &catalogue.dir.display().to_string()),
-            text("extensions.timeout", TIMEOUT),
+            text("extensions.timeout", timeout),
             text("extensions.catalogue_interval", "5s"),
         ];
         let mut dev_args = vec!["--set", folder.as_str()];
-        for setting in &settings {
+        for setting in settings.iter().chain(more) {
             dev_args.extend(["--agent-set", setting]);
         }
         let stack = Stack::start(&Plan { dev_args: &dev_args, ..Plan::real(name) })?;

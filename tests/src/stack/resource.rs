@@ -58,6 +58,20 @@ impl Stack {
         .map(drop)
     }
 
+    /// Starts the gateway again, as [`Self::restart_gateway`], where the cluster is a resource: `towline dev` writes it into
+    /// its configuration again.
+    pub fn restart_gateway_of_resource(&self) -> anyhow::Result<()> {
+        self.restart_gateway()?;
+        let id = self.info["clusters"][0]["id"].as_str().context("no id")?;
+        let file = self.state().join("gateway.toml");
+        std::fs::write(&file, without(&std::fs::read_to_string(&file)?, id))?;
+        // Before that its agent, which has the certificate of a resource, is refused.
+        eventually("the gateway has let the cluster go again, and its agent is back", Duration::from_secs(60), || {
+            Ok(!self.tunnels()?.is_empty())
+        })
+        .map(drop)
+    }
+
     /// Gets a certificate for the onboarding key, and starts the agent anew with it.
     fn enrol(&self, id: &ClusterId, key: &KeyPair) -> anyhow::Result<()> {
         let ask = |what: &str, body: &Value| -> anyhow::Result<Value> {

@@ -1,0 +1,216 @@
+//! Operations that somebody cuts off, and a gateway that somebody took over (docs/features.md E1, E4; docs/threats.md TH51):
+//! what was asked for is there in the end, or nothing is.
+
+use std::{fs, path::Path};
+
+use super::*;
+
+/// A pod that is ready when somebody sets its condition.
+const GATED: &str = "apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: \"{{ .Release.Name }}\"}\n\
+    spec:\n  selector: {matchLabels: {app: \"{{ .Release.Name }}\"}}\n  template:\n\
+    \x20   metadata: {labels: {app: \"{{ .Release.Name }}\", chart-version: \"{{ .Chart.Version }}\"}}\n\
+    \x20   spec:\n      terminationGracePeriodSeconds: 0\n      readinessGates: [{conditionType: towline.test/ready}]\n\
+    \x20     containers: [{name: main, image: \"{{ .Values.image }}\", imagePullPolicy: IfNotPresent, command: [sleep, \"3600\"]}]\n";
+const WITH_GATE: &[(&str, &str)] =
+    &[("values.yaml", VALUES), ("templates/settings.yaml", CONFIG_MAP), ("templates/pod.yaml", GATED)];
+
+impl Site {
+    /// The stages of all releases of the cluster.
+    fn stages(&self) -> anyhow::Result<String> {
+        let path = "jsonpath={.items[*].metadata.labels.status}";
+        self.admin.ok(&["get", "secrets", "-A", "-l", "owner=helm", "-o", path])
+    }
+
+    /// Lets the pods of a version of the chart be ready; whether there was one.
+    fn open_gate(&self, version: &str) -> anyhow::Result<bool> {
+        let label = format!("chart-version={version}");
+        let pods = self.admin.ok(&["-n", "web", "get", "pods", "-l", &label, "-o", "name"])?;
+        for pod in pods.split_whitespace() {
+            let condition = r#"{"status":{"conditions":[{"type":"towline.test/ready","status":"True"}]}}"#;
+            self.admin.ok(&["-n", "web", "patch", pod, "--subresource=status", "--type=strategic", "-p", condition])?;
+        }
+        Ok(!pods.trim().is_empty())
+    }
+
+    /// Waits until helm works at a release whose pods are not ready, and those are there.
+    fn await_gated(&self, version: &str) -> anyhow::Result<()> {
+        let label = format!("chart-version={version}");
+        eventually(&format!("helm waits for the pods of {version}"), Duration::from_secs(120), || {
+            let pods = self.admin.ok(&["-n", "web", "get", "pods", "-l", &label, "-o", "name"])?;
+            Ok(self.stages()?.contains("pending") && !pods.trim().is_empty())
+        })
+        .map(drop)
+        .with_context(|| self.stack.agent.lock().unwrap().tail())
+    }
+
+    fn restart_agent(&self) -> anyhow::Result<()> {
+        self.stack.agent.lock().unwrap().kill();
+        let again = self.stack.another_agent()?;
+        *self.stack.agent.lock().unwrap() = again;
+        Ok(())
+    }
+}
+
+/// The link is cut before an upgrade is done and comes back after it.
+pub(super) fn link_cut_for_an_upgrade() -> anyhow::Result<()> {
+    let catalogue = Catalogue::new("extensions-cut-catalogue")?;
+    catalogue.add(&web("1.0.0", WITH_GATE), &[])?;
+    catalogue.sign()?;
+    let site = Site::start_within("extensions-cut", catalogue, "120s", &[])?;
+    site.put("web", &json!({"extensionType": "example.web"}))?;
+    eventually("the first version may be ready", Duration::from_secs(120), || site.open_gate("1.0.0"))?;
+    site.await_state("web", "Succeeded")?;
+    site.catalogue.add(&web("1.1.0", WITH_GATE), &[])?;
+    site.catalogue.sign()?;
+    site.await_gated("1.1.0")?;
+    site.stack.kill_gateway();
+    // The agent is told that its gateway is gone, and helm goes on.
+    site.open_gate("1.1.0")?;
+    eventually("the upgrade is done without a gateway", Duration::from_secs(120), || {
+        site.open_gate("1.1.0")?;
+        Ok(site.field("default", "extensionconfigs/web", "{.status.state} {.status.currentVersion}")?
+            == "Succeeded 1.1.0")
+    })
+    .with_context(|| site.stack.agent.lock().unwrap().tail())?;
+    ensure!(!site.stages()?.contains("pending"), "{}", site.stages()?);
+    site.stack.restart_gateway_of_resource()?;
+    eventually("the gateway knows of it", Duration::from_secs(120), || {
+        let shown = site.call("GET", "web", &Value::Null)?;
+        Ok(shown["properties"]["currentVersion"] == "1.1.0" && shown["properties"]["provisioningState"] == "Succeeded")
+    })?;
+    site.delete("web")?;
+    site.nothing_left()
+}
+
+/// A cluster is deleted while something is installed in it.
+pub(super) fn cluster_deleted_while_installing() -> anyhow::Result<()> {
+    let catalogue = Catalogue::new("extensions-orphan-catalogue")?;
+    catalogue.add(&web("1.0.0", WITH_GATE), &[])?;
+    catalogue.sign()?;
+    let site = Site::start_within("extensions-orphan", catalogue, "120s", &[])?;
+    site.put("web", &json!({"extensionType": "example.web"}))?;
+    site.await_gated("1.0.0")?;
+    let owner = token(&site.stack, &site.stack.text("clientId"), &site.stack.text("clientSecret"))?;
+    let path = format!("{}?api-version=2024-01-01", site.cluster);
+    let gone = call(&site.stack, &owner, "DELETE", &path, &Value::Null)?;
+    ensure!(gone.status < 300, "{}: {}", gone.status, String::from_utf8_lossy(&gone.body));
+    eventually("the cluster and its extension are gone from the gateway", Duration::from_secs(60), || {
+        let cluster = call(&site.stack, &owner, "GET", &path, &Value::Null)?.status;
+        Ok(cluster == 404 && site.call("GET", "web", &Value::Null)?.is_null())
+    })?;
+    // What had begun in the cluster comes to its end: it is not left half done.
+    eventually("helm has ended", Duration::from_secs(120), || {
+        site.open_gate("1.0.0")?;
+        Ok(site.stages()? == "deployed")
+    })
+    .with_context(|| site.stack.agent.lock().unwrap().tail())?;
+    ensure!(site.field("default", "extensionconfigs/web", "{.status.state}")? == "Succeeded");
+    site.stack.agent.lock().unwrap().kill();
+    site.helm(&["-n", "web", "uninstall", "web", "--wait"])?;
+    site.admin.ok(&["delete", "namespace", "web"])?;
+    site.nothing_left()
+}
+
+fn copy(from: &Path, to: &Path) -> anyhow::Result<()> {
+    fs::create_dir_all(to)?;
+    for entry in fs::read_dir(from)? {
+        let entry = entry?;
+        let target = to.join(entry.file_name());
+        if entry.file_type()?.is_dir() {
+            copy(&entry.path(), &target)?;
+        } else {
+            fs::copy(entry.path(), &target)?;
+        }
+    }
+    Ok(())
+}
+
+impl Site {
+    /// The gateway serves another folder from now on, as one that somebody took over would.
+    fn serves(&self, folder: &Path) -> anyhow::Result<()> {
+        let served = self.catalogue.dir.join("catalogue");
+        fs::remove_dir_all(&served)?;
+        copy(folder, &served)?;
+        self.stack.kill_gateway();
+        self.stack.restart_gateway_of_resource()
+    }
+
+    /// Asks for an extension, and waits until the cluster says why it is not there.
+    fn refused(&self, name: &str, properties: &Value, code: &str) -> anyhow::Result<()> {
+        self.put(name, properties)?;
+        let shown = self.await_state(name, "Failed")?;
+        ensure!(shown["errorInfo"]["code"] == code, "{name}: {shown:#}");
+        ensure!(self.stages()? == "deployed", "{name}: {}", self.stages()?);
+        self.delete(name)
+    }
+}
+
+/// A gateway that somebody took over offers what no key of the cluster signed, and gives what the cluster's operator does
+/// not allow.
+pub(super) fn hostile_gateway() -> anyhow::Result<()> {
+    let several = ["--multiple-instances"];
+    let other = Catalogue::new("extensions-hostile-other")?;
+    other.add(&Chart { name: "root", version: "1.0.0", files: &[("templates/role.yaml", CLUSTER_ROLE)] }, &several)?;
+    other.add(&web("1.0.0", &WEB[..3]), &several)?;
+    other.sign()?;
+    let catalogue = Catalogue::new("extensions-hostile-catalogue")?;
+    catalogue.add(&web("1.0.0", &WEB[..3]), &several)?;
+    catalogue.add(&Chart { name: "db", version: "1.0.0", files: &WEB[..3] }, &several)?;
+    catalogue.sign()?;
+    let own = catalogue.dir.join("catalogue");
+    let older = catalogue.dir.join("older");
+    copy(&own, &older)?;
+    catalogue
+        .add(&Chart { name: "root", version: "1.0.0", files: &[("templates/role.yaml", CLUSTER_ROLE)] }, &several)?;
+    catalogue.sign()?;
+    // The same index with a type that nobody signed for.
+    let unsigned = catalogue.dir.join("unsigned");
+    copy(&own, &unsigned)?;
+    let index = unsigned.join("index.json");
+    fs::write(&index, fs::read_to_string(&index)?.replace("example.root", "example.evil"))?;
+    let newest = catalogue.dir.join("newest");
+    copy(&own, &newest)?;
+    let settings = [
+        "extensions.allowed_types=[\"example.web\", \"example.evil\"]".to_owned(),
+        "extensions.locked_settings=[\"example.web:greeting=pinned\", \"*:password\"]".to_owned(),
+    ];
+    let site = Site::start_within("extensions-hostile", catalogue, TIMEOUT, &settings)?;
+    let of = |kind: &str, namespace: &str, settings: Value| {
+        json!({
+            "extensionType": format!("example.{kind}"), "configurationSettings": settings,
+            "scope": {"cluster": {"releaseNamespace": namespace}},
+        })
+    };
+    site.put("web", &of("web", "web", json!({"count": "2"})))?;
+    site.await_state("web", "Succeeded")?;
+    ensure!(site.field("web", "configmap/web-settings", "{.data.greeting} {.data.count}")? == "pinned 2");
+
+    // What the operator of the cluster pinned: types, values, and what is below them; protected settings as well.
+    site.refused("second", &of("db", "other", json!({})), "TypeNotAllowed")?;
+    site.refused("second", &of("web", "other", json!({"greeting": "mine"})), "SettingLocked")?;
+    let mut protected = of("web", "other", json!({}));
+    protected["configurationProtectedSettings"] = json!({"password": "x"});
+    site.refused("second", &protected, "SettingLocked")?;
+
+    // An index that nobody signed, one of another catalogue, and one from before: the cluster goes on by its own.
+    for (folder, what) in [(&unsigned, "unsigned"), (&other.dir.join("catalogue"), "another's"), (&older, "older")] {
+        site.serves(folder)?;
+        // An agent that has just begun knows the keys, the catalogue and its last revision, and has no index yet.
+        site.restart_agent()?;
+        site.put("second", &of("web", "other", json!({})))?;
+        let mut shown = Value::Null;
+        eventually(&format!("an index ({what}) is refused"), Duration::from_secs(60), || {
+            shown = site.call("GET", "second", &Value::Null)?["properties"]["statuses"].clone();
+            Ok(shown.to_string().contains("the gateway's catalogue is refused"))
+        })
+        .with_context(|| format!("{shown:#}\n{}", site.stack.agent.lock().unwrap().tail()))?;
+        ensure!(site.stages()? == "deployed", "{what}: {}", site.stages()?);
+        site.delete("second")?;
+        ensure!(site.field("", "clusterrole/root-all", "{.metadata.name}")?.is_empty(), "{what}");
+    }
+    site.serves(&newest)?;
+    site.put("web", &of("web", "web", json!({"count": "3"})))?;
+    site.await_state("web", "Succeeded")?;
+    site.delete("web")?;
+    site.nothing_left()
+}
