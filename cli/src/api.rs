@@ -21,6 +21,7 @@ use crate::{
     client::{Client, Live, retry_after},
     context::Context,
     failure::Outcome,
+    terminal::say,
 };
 
 /// Api-versions, by type.
@@ -200,6 +201,13 @@ impl Api {
             let answer = self.once(call).await?;
             let status = answer.status();
             if status.is_success() {
+                if let Some(names) =
+                    answer.headers().get(types::api::UNCONFIRMED_BY).and_then(|names| names.to_str().ok())
+                {
+                    say(&format!(
+                        "warning: the change is made, but not every gateway has confirmed it yet: {names}. What it takes away may still be allowed there for a moment"
+                    ));
+                }
                 return Ok(read(answer).context("the gateway's answer")?);
             }
             if status == StatusCode::UNAUTHORIZED && !renewed && !call.is_nobodys {

@@ -19,7 +19,13 @@ use serde_json::{Value, json};
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 use types::ids::{ClusterKey, RequestId};
 
-use crate::{core::Core, reload::Reloader, sessions::EndReason, upgrades};
+use crate::{
+    core::Core,
+    reload::Reloader,
+    replicas::{LEASE, show},
+    sessions::EndReason,
+    upgrades,
+};
 
 /// Sessions in one list.
 const LIST: usize = 10_000;
@@ -45,6 +51,7 @@ pub fn router(core: Arc<Core>, reloader: Arc<Reloader>, log_level: Option<LogLev
         .route("/sessions", get(sessions))
         .route("/sessions/{id}", delete(end_session))
         .route("/tunnels", get(tunnels))
+        .route("/replicas", get(replicas))
         .route("/upgrades", get(upgrades_status))
         .route("/upgrades/pause", post(pause_upgrades))
         .route("/upgrades/resume", post(resume_upgrades))
@@ -78,9 +85,13 @@ fn has_foreign_name(request: &Request) -> bool {
     bare.parse::<IpAddr>().is_err() && !name.eq_ignore_ascii_case("localhost")
 }
 
-/// Ready as long as it does not drain. Tunnels do not count: a gateway that is not ready would never get any.
+/// Ready as long as it does not drain and is not fenced. Tunnels do not count: a gateway that is not ready would never get any.
 async fn ready(State(admin): Shared) -> Response {
     match admin.core.shutdown.phase() {
+        Phase::Ready if !admin.core.admits() => {
+            let why = "fenced: this replica has no lease in the store; its log says why\n";
+            (StatusCode::SERVICE_UNAVAILABLE, why).into_response()
+        }
         Phase::Ready => "ready\n".into_response(),
         Phase::Draining | Phase::Closed => (StatusCode::SERVICE_UNAVAILABLE, "draining\n").into_response(),
     }
@@ -172,6 +183,43 @@ async fn tunnels(State(admin): Shared) -> Json<Value> {
         })
         .collect();
     Json(json!({ "tunnels": entries }))
+}
+
+/// The replicas, as this one knows them, and as the store has them if it can be read.
+async fn replicas(State(admin): Shared) -> Response {
+    let (Some(control), Some(replicas)) = (&admin.core.control, &admin.core.replicas) else {
+        let why = "this gateway is the only one: its configuration has no [replicas]\n";
+        return (StatusCode::NOT_IMPLEMENTED, why).into_response();
+    };
+    let known: Vec<Value> = replicas
+        .known()
+        .iter()
+        .map(|replica| {
+            json!({
+                "name": replica.name,
+                "generation": replica.generation,
+                "address": replica.address,
+                "version": replica.version,
+                "applied": replica.applied(),
+                "reachable": replica.is_reachable(),
+            })
+        })
+        .collect();
+    let store = match control.store.replicas_overview(LEASE).await {
+        Ok(overview) => show::overview(&overview),
+        Err(error) => json!({ "error": daemon::chain(&error) }),
+    };
+    let left = replicas.left();
+    Json(json!({
+        "name": replicas.name(),
+        "generation": replicas.generation(),
+        "admits": replicas.admits(),
+        "fenced_in_seconds": left.as_secs(),
+        "clusters_elsewhere": replicas.clusters_elsewhere(),
+        "known": known,
+        "store": store,
+    }))
+    .into_response()
 }
 
 /// How far the automatic upgrades of agents are.

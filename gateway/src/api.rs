@@ -49,7 +49,7 @@ use crate::{
     answers::{self, Body},
     api_error::ApiError,
     audit::Record,
-    control::Control,
+    control::{Control, confirming},
     identity::{AuthenticateError, Caller, Credential},
     issuer::Issuer,
     resources::Kind,
@@ -223,7 +223,9 @@ where
     let mut remaining = None;
     let (parts, body) = request.into_parts();
     let (mut body, expecting) = (std::pin::pin!(body), parts.headers.contains_key(header::EXPECT));
-    let outcome = answer(site, path, (parts, body.as_mut()), record, &mut remaining).await;
+    let answered = answer(site, path, (parts, body.as_mut()), record, &mut remaining);
+    // Boxed: a scope would hold the large future of an answer a second time.
+    let (outcome, unconfirmed) = Box::pin(confirming(answered)).await;
     let given_up = [StatusCode::REQUEST_TIMEOUT, StatusCode::PAYLOAD_TOO_LARGE];
     // Who waits for a word before the body does not send it behind a refusal.
     if !expecting && !matches!(&outcome, Err(error) if given_up.contains(&error.status)) {
@@ -240,6 +242,11 @@ where
         *response.body_mut() = Body::empty();
     }
     response.headers_mut().extend(echo);
+    if !unconfirmed.is_empty()
+        && let Ok(names) = HeaderValue::try_from(unconfirmed.into_iter().collect::<Vec<_>>().join(", "))
+    {
+        response.headers_mut().insert(types::api::UNCONFIRMED_BY, names);
+    }
     if let Some((name, left)) = remaining {
         response.headers_mut().insert(name, HeaderValue::from(left));
     }

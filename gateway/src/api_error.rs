@@ -10,6 +10,9 @@ use crate::{
     store::StoreError,
 };
 
+/// After how many seconds a client may ask again that found the database away.
+const STORE_RETRY_SECONDS: &str = "5";
+
 /// A refused call of an API: the answer for the client, and details for the log.
 #[derive(Debug)]
 pub struct ApiError {
@@ -102,6 +105,13 @@ impl ApiError {
         }
     }
 
+    /// 503: the database cannot be used for now.
+    pub fn store_unavailable(log: impl std::fmt::Display) -> Self {
+        let message = "The gateway cannot reach its database at the moment. Try again in some seconds; after a request that changes something, read first whether it was carried out.";
+        let refused = Self::of(StatusCode::SERVICE_UNAVAILABLE, "ServiceUnavailable", message);
+        Self { log: Some(log.to_string()), ..refused.with(header::RETRY_AFTER, STORE_RETRY_SECONDS) }
+    }
+
     /// Names the place in the request.
     #[must_use]
     pub fn at(mut self, target: impl Into<String>) -> Self {
@@ -147,6 +157,9 @@ impl From<InvalidId> for ApiError {
 
 impl From<StoreError> for ApiError {
     fn from(error: StoreError) -> Self {
+        if error.is_unavailable() {
+            return Self::store_unavailable(daemon::chain(&error));
+        }
         Self::internal(daemon::chain(&error))
     }
 }

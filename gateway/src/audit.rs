@@ -279,11 +279,17 @@ pub struct Passed<'a> {
 pub struct AuditLog {
     queue: mpsc::Sender<Entry>,
     dropped: Arc<AtomicU64>,
+    replica: Option<String>,
 }
 
 impl AuditLog {
-    /// Opens the file and starts the writer.
-    pub async fn open(to: &AuditTo, tasks: &TaskGroup, shutdown: &Shutdown) -> io::Result<Arc<Self>> {
+    /// Opens the file and starts the writer. Every record names the replica that wrote it, where there are several.
+    pub async fn open(
+        to: &AuditTo,
+        replica: Option<String>,
+        tasks: &TaskGroup,
+        shutdown: &Shutdown,
+    ) -> io::Result<Arc<Self>> {
         let sink = match to {
             AuditTo::Stdout => File::from(io::stdout().as_fd().try_clone_to_owned()?),
             AuditTo::File(path) => {
@@ -291,14 +297,19 @@ impl AuditLog {
                 options.create(true).append(true).mode(0o600).open(path).await?.into_std().await
             }
         };
-        Self::start(Box::new(sink), tasks, shutdown)
+        Self::start(Box::new(sink), replica, tasks, shutdown)
     }
 
-    fn start(sink: Box<dyn io::Write + Send>, tasks: &TaskGroup, shutdown: &Shutdown) -> io::Result<Arc<Self>> {
+    fn start(
+        sink: Box<dyn io::Write + Send>,
+        replica: Option<String>,
+        tasks: &TaskGroup,
+        shutdown: &Shutdown,
+    ) -> io::Result<Arc<Self>> {
         let (queue, entries) = mpsc::channel(QUEUE_RECORDS);
         let dropped = Arc::new(AtomicU64::new(0));
-        tasks.spawn("audit", writer::start(sink, entries, Arc::clone(&dropped), shutdown.clone())?);
-        Ok(Arc::new(Self { queue, dropped }))
+        tasks.spawn("audit", writer::start(sink, replica.clone(), entries, Arc::clone(&dropped), shutdown.clone())?);
+        Ok(Arc::new(Self { queue, dropped, replica }))
     }
 
     fn write(&self, entry: Entry, metrics: &Metrics) {
@@ -306,6 +317,13 @@ impl AuditLog {
             metrics.audit_dropped.increment(1);
             self.dropped.fetch_add(1, Ordering::Relaxed);
         }
+    }
+
+    fn write_line(&self, mut line: serde_json::Value, metrics: &Metrics) {
+        if let (Some(replica), Some(line)) = (&self.replica, line.as_object_mut()) {
+            line.insert("replica".to_owned(), replica.as_str().into());
+        }
+        self.write(Entry::Line(format!("{line}\n").into_bytes()), metrics);
     }
 
     /// A line about a connection that was refused before, or instead of, a request.
@@ -322,7 +340,7 @@ impl AuditLog {
             // Others of which there is no line, because there were too many at once.
             "unrecorded": unrecorded,
         });
-        self.write(Entry::Line(format!("{line}\n").into_bytes()), metrics);
+        self.write_line(line, metrics);
     }
 
     /// A line about what the gateway did by itself in the name of something: a method and what it was for, and the code of
@@ -342,7 +360,7 @@ impl AuditLog {
             "outcome": outcome,
             "reason": refused,
         });
-        self.write(Entry::Line(format!("{line}\n").into_bytes()), metrics);
+        self.write_line(line, metrics);
     }
 
     /// A line about a connection of a cluster to a host that this gateway reaches.
@@ -366,13 +384,13 @@ impl AuditLog {
             "bytes_down": passed.down,
             "duration_ms": u64::try_from(passed.took.as_millis()).unwrap_or(u64::MAX),
         });
-        self.write(Entry::Line(format!("{line}\n").into_bytes()), metrics);
+        self.write_line(line, metrics);
     }
 
     /// One whose lines nobody reads.
     #[cfg(test)]
     pub fn nowhere() -> Arc<Self> {
-        Arc::new(Self { queue: mpsc::channel(1).0, dropped: Arc::default() })
+        Arc::new(Self { queue: mpsc::channel(1).0, dropped: Arc::default(), replica: None })
     }
 
     /// Waits until all records so far are written, at the most [`FLUSH_DEADLINE`]: perhaps they cannot be.
@@ -399,7 +417,9 @@ mod tests {
     async fn k11_a_record_is_written_however_the_request_ends() {
         let file = std::env::temp_dir().join(format!("towline-audit-{}.json", std::process::id()));
         let (tasks, shutdown, metrics) = (TaskGroup::new("test"), Shutdown::new(), Arc::new(Metrics::new()));
-        let log = AuditLog::open(&AuditTo::File(file.clone()), &tasks, &shutdown).await.unwrap();
+        let log = AuditLog::open(&AuditTo::File(file.clone()), Some("gateway-0".to_owned()), &tasks, &shutdown)
+            .await
+            .unwrap();
         let mut cancelled = record(&log, &metrics);
         cancelled.path("/api/v1/pods?token=secret");
         cancelled.stage(Stage::Open);
@@ -422,6 +442,7 @@ mod tests {
         );
         assert!(lines[1]["user"].as_str().unwrap().len() <= TEXT_BYTES + 3);
         assert!(!text.contains("secret"), "{text}");
+        assert!(lines.iter().all(|line| line["replica"] == "gateway-0"), "{text}");
         assert_eq!(metrics.requests.now(), 0);
     }
 
@@ -430,7 +451,7 @@ mod tests {
         let (tasks, shutdown, metrics) = (TaskGroup::new("test"), Shutdown::new(), Arc::new(Metrics::new()));
         // A pipe that nobody reads.
         let (_reader, sink) = io::pipe().unwrap();
-        let log = AuditLog::start(Box::new(sink), &tasks, &shutdown).unwrap();
+        let log = AuditLog::start(Box::new(sink), None, &tasks, &shutdown).unwrap();
         // The queue, and what the writer holds meanwhile.
         for _ in 0..QUEUE_RECORDS + 4096 {
             drop(record(&log, &metrics));

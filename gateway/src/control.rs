@@ -9,6 +9,7 @@ pub mod turns;
 pub mod work;
 
 use std::{
+    cell::RefCell,
     collections::BTreeSet,
     sync::{Arc, OnceLock},
     time::{Duration, SystemTime},
@@ -34,6 +35,8 @@ use crate::{
     fleet::registry::Registry,
     identity::{Access, Caller, Holder, Principal},
     instants::milliseconds,
+    metrics::Metrics,
+    replicas::Replicas,
     snapshot::{Snapshot, Snapshots},
     store::{
         Store, StoreError,
@@ -47,8 +50,26 @@ use crate::{
 
 /// How often another replica's writes are looked for, and operations that nobody goes on with.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
-/// How long an answer to a write waits until decisions know of it.
+/// The same, where the database tells at once what others write, and a lease's renewal what was not heard.
+const LOOK_AS_REPLICA: Duration = Duration::from_secs(30);
+/// How long an answer to a write waits until decisions know of it, at every replica.
 const CATCH_UP: Duration = Duration::from_secs(2);
+/// How a gateway that is no replica is named among those that have not confirmed a write.
+const ONLY: &str = "gateway";
+
+tokio::task_local! {
+    /// Who has not confirmed the writes of a request.
+    static UNCONFIRMED: RefCell<BTreeSet<String>>;
+}
+
+/// Does something, and gathers which replicas have not confirmed in time what it wrote.
+pub async fn confirming<T>(work: impl Future<Output = T>) -> (T, BTreeSet<String>) {
+    let gathered = async {
+        let done = work.await;
+        (done, UNCONFIRMED.with(RefCell::take))
+    };
+    UNCONFIRMED.scope(RefCell::default(), gathered).await
+}
 
 /// Groups of somebody that such a certificate names at most; each of them gives the right.
 const HELD_GROUPS: usize = 8;
@@ -111,6 +132,8 @@ pub struct Control {
     /// Whoever takes an owner away, one at a time.
     pub owners: tokio::sync::Mutex<()>,
     trust: OnceLock<Arc<Trust>>,
+    metrics: OnceLock<Arc<Metrics>>,
+    replicas: OnceLock<Arc<Replicas>>,
     protector: Protector,
     clock: Clock,
     snapshots: Arc<Snapshots>,
@@ -142,6 +165,8 @@ impl Control {
             followers: Followers::since(now_ms),
             owners: tokio::sync::Mutex::default(),
             trust: OnceLock::new(),
+            metrics: OnceLock::new(),
+            replicas: OnceLock::new(),
             protector,
             clock,
             snapshots,
@@ -282,16 +307,20 @@ impl Control {
     pub async fn follow(self: Arc<Self>, shutdown: Shutdown) {
         let mut written = self.store.watch();
         loop {
+            let mut look_every = if self.replicas.get().is_some() { LOOK_AS_REPLICA } else { LOOK_EVERY };
             match self.read_new().await {
                 Ok(true) => continue,
                 Ok(false) => {}
-                Err(error) => tracing::error!(%error, "changes of the store cannot be read; what is known stays"),
+                Err(error) => {
+                    tracing::error!(%error, "changes of the store cannot be read; what is known stays");
+                    look_every = LOOK_EVERY;
+                }
             }
             tokio::select! {
                 biased;
                 () = shutdown.closed() => return,
                 _ = written.changed() => {}
-                () = tokio::time::sleep(LOOK_EVERY) => {}
+                () = tokio::time::sleep(look_every) => {}
             }
         }
     }
@@ -306,10 +335,37 @@ impl Control {
         self.decided.subscribe()
     }
 
-    /// Waits until decisions know of a write, for a bounded time: who has just been given a right can use it.
+    /// Waits until decisions know of a write, at every replica whose lease lasts, for a bounded time: who has just been
+    /// given a right can use it, and whom it was taken from cannot. Those that have not confirmed it by then are named
+    /// in the answer ([`confirming`]), counted and logged.
     pub async fn caught_up(&self, revision: i64) {
+        let deadline = tokio::time::Instant::now() + CATCH_UP;
+        let replicas = self.replicas.get();
         let mut known = self.revision.subscribe();
-        let _ = tokio::time::timeout(CATCH_UP, known.wait_for(|known| *known >= revision)).await;
+        let here = tokio::time::timeout_at(deadline, known.wait_for(|known| *known >= revision));
+        let elsewhere = async {
+            match replicas {
+                Some(replicas) => replicas.unconfirmed(&self.store, revision, deadline).await,
+                None => Vec::new(),
+            }
+        };
+        let (here, mut missing) = tokio::join!(async { here.await.is_ok() }, elsewhere);
+        if !here {
+            missing.push(replicas.map_or(ONLY, |replicas| replicas.name()).to_owned());
+        }
+        if missing.is_empty() {
+            return;
+        }
+        tracing::warn!(
+            revision,
+            replicas = missing.join(", "),
+            "a write is answered that not every replica has applied"
+        );
+        if let Some(metrics) = self.metrics.get() {
+            metrics.unconfirmed_writes.increment(1);
+        }
+        // Of what the gateway does by itself nobody is told.
+        let _ = UNCONFIRMED.try_with(|unconfirmed| unconfirmed.borrow_mut().extend(missing));
     }
 
     /// Writes, and waits until decisions know of it.
@@ -351,6 +407,19 @@ impl Control {
             }
         }
         Ok(applied.map(|applied| applied.revision))
+    }
+
+    /// Is one of several, and counts.
+    pub fn set_replicas(&self, metrics: Arc<Metrics>, replicas: Option<Arc<Replicas>>) {
+        let _ = self.metrics.set(metrics);
+        if let Some(replicas) = replicas {
+            let _ = self.replicas.set(replicas);
+        }
+    }
+
+    /// The other gateways that share the store, if this one is one of several.
+    pub fn replicas(&self) -> Option<&Arc<Replicas>> {
+        self.replicas.get()
     }
 
     /// Issues with the gateway's authority from now on.

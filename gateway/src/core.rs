@@ -75,6 +75,11 @@ impl Core {
         self.limits.load_full()
     }
 
+    /// Whether anything new may begin here: this gateway is no replica, or one that is not fenced.
+    pub fn admits(&self) -> bool {
+        self.replicas.as_ref().is_none_or(|replicas| replicas.admits())
+    }
+
     /// The acceptor of the public TCP port, and the suffix of clusters' server names, if it has a certificate for them.
     pub fn tls_acceptor(&self) -> (TlsAcceptor, Option<Arc<Named>>) {
         let (public, named) = self.trust.public();

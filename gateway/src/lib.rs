@@ -142,7 +142,7 @@ use self::{
     issuer::Issuer,
     metrics::Metrics,
     reload::{ReloadError, Reloader},
-    replicas::Replicas,
+    replicas::{Replicas, keep::Keeper},
     rollout::Rollouts,
     sessions::{EndReason, Sessions},
     snapshot::{Snapshot, Snapshots},
@@ -215,6 +215,8 @@ pub struct Extras {
     pub log_level: Option<LogLevel>,
     /// Tells the time to the resource API; none: the system's.
     pub clock: Option<Clock>,
+    /// Tells for how long the machine has run, to the lease of a replica; none: the system's.
+    pub uptime: Option<replicas::Uptime>,
     /// The built-in issuer. One that needs to know the port first is set later, with [`Handle::set_issuer`].
     pub issuer: Option<Arc<Issuer>>,
     /// How many files the process may open, from [`daemon::raise_open_files`]; `None`: as many as it likes.
@@ -305,7 +307,8 @@ impl Gateway {
         let verifier = checks::verifier(&config.dynamic.issuers)?;
         let (audit_tasks, audit_shutdown) = (TaskGroup::new("audit"), Shutdown::new());
         let to = config.audit.clone();
-        let audit = AuditLog::open(&to, &audit_tasks, &audit_shutdown).await;
+        let replica = config.replicas.as_ref().map(|replicas| replicas.name.clone());
+        let audit = AuditLog::open(&to, replica, &audit_tasks, &audit_shutdown).await;
         let audit = audit.map_err(|source| BuildError::Audit { to, source })?;
         let (public, udp) = bind_public(&config).await?;
         let admin_address = config.listen.admin;
@@ -349,7 +352,13 @@ impl Gateway {
             control.set_trust(Arc::clone(&trust));
             snapshots.load().warn_of_shadowed();
         }
-        let replicas = config.replicas.clone().map(|settings| Arc::new(Replicas::new(settings, None)));
+        let replicas = config.replicas.clone().map(|settings| Arc::new(Replicas::new(settings, extras.uptime)));
+        if let Some(replicas) = &replicas {
+            metrics.replica_named(replicas.name());
+        }
+        if let Some(control) = &control {
+            control.set_replicas(Arc::clone(&metrics), replicas.clone());
+        }
         let hops = replicas
             .as_ref()
             .map(|replicas| Arc::new(Hops::new(Arc::clone(replicas), Arc::clone(&trust), Arc::clone(&metrics))));
@@ -421,6 +430,10 @@ impl Gateway {
             let rollouts = Rollouts::new(Arc::clone(&core.audit), Arc::clone(&core.metrics));
             tasks.spawn("rollouts", rollouts.run(Arc::clone(control), core.shutdown.clone()));
         }
+        let keeper = keeper(&core);
+        if let Some(keeper) = &keeper {
+            tasks.spawn("replicas", Arc::clone(keeper).run(core.shutdown.clone()));
+        }
         tasks.spawn("keys", reload::keep_keys_fresh(Arc::clone(&core)));
         let router = admin::router(Arc::clone(&core), reloader, log_level, addresses.admin);
         tasks.spawn("admin", daemon::admin::serve(admin, TowerToHyperService::new(router)));
@@ -435,6 +448,9 @@ impl Gateway {
         drain(&core).await;
         core.shutdown.close();
         quiet(END_GRACE, || core.metrics.tunnels_open()).await;
+        if let Some(keeper) = &keeper {
+            keeper.leave().await;
+        }
         quic.close().await;
         tasks.abort();
         // A panic was logged where it happened.
@@ -474,6 +490,21 @@ async fn control(
     let clock = clock.unwrap_or_else(|| Arc::new(SystemTime::now));
     let (snapshots, tunnels, kinds) = (Arc::clone(snapshots), Arc::clone(tunnels), resources::for_control());
     Ok(Some(Control::open(Parts { settings, store, protector, clock, snapshots, tunnels, kinds }).await?))
+}
+
+/// Keeps the lease of a replica.
+fn keeper(core: &Core) -> Option<Arc<Keeper>> {
+    let (control, replicas) = core.control.as_ref().zip(core.replicas.as_ref())?;
+    Some(Arc::new(Keeper {
+        replicas: Arc::clone(replicas),
+        store: control.store.clone(),
+        url: control.settings.store.url(),
+        tunnels: Arc::clone(&core.tunnels),
+        known: control.revisions(),
+        metrics: Arc::clone(&core.metrics),
+        sessions: Arc::clone(&core.sessions),
+        statements: Arc::default(),
+    }))
 }
 
 /// Readiness is off and listeners are closed by the phase; agents and users were told. What is left is to wait.

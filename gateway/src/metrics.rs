@@ -54,6 +54,21 @@ pub enum Enrolled {
     Refused(http::StatusCode),
 }
 
+/// What a replica knows of itself and the others.
+#[derive(Debug, Clone, Copy)]
+pub struct ReplicaFigures {
+    /// Replicas whose leases last.
+    pub alive: usize,
+    /// Time since the own lease was renewed.
+    pub lease_age: std::time::Duration,
+    /// Revisions that the slowest has not applied.
+    pub lag: i64,
+    /// Clusters with tunnels elsewhere.
+    pub clusters_elsewhere: usize,
+    /// Whether this one admits requests.
+    pub admits: bool,
+}
+
 /// The gateway's metrics.
 pub struct Metrics {
     recorder: PrometheusRecorder,
@@ -88,6 +103,8 @@ pub struct Metrics {
     pub audit_dropped: Counter,
     /// Reloads that failed.
     pub reloads_failed: Counter,
+    /// Writes that not every replica confirmed in time.
+    pub unconfirmed_writes: Counter,
     /// Connections of clusters to hosts that this gateway reaches.
     pub egress: std::sync::Arc<Open>,
     /// Bytes of these, from clusters.
@@ -120,6 +137,12 @@ const HELLOS: &str = "gateway_hellos_total";
 const BUILD: &str = "gateway_build_info";
 const UPGRADES: &str = "gateway_agent_upgrades_total";
 const UPGRADE_CLUSTERS: &str = "gateway_upgrade_clusters";
+const REPLICA: &str = "gateway_replica_info";
+const REPLICAS_ALIVE: &str = "gateway_replicas_alive";
+const LEASE_AGE: &str = "gateway_replica_lease_age_seconds";
+const REVISION_LAG: &str = "gateway_replica_revision_lag";
+const CLUSTERS_ELSEWHERE: &str = "gateway_replica_clusters_elsewhere";
+const ADMITS: &str = "gateway_replica_admits";
 
 impl Default for Metrics {
     fn default() -> Self {
@@ -198,6 +221,10 @@ impl Metrics {
             bytes_down: count("gateway_bytes_down_total", "Body and upgraded bytes from clusters to users"),
             audit_dropped: count("gateway_audit_dropped_total", "Audit records that could not be written"),
             reloads_failed: count("gateway_reloads_failed_total", "Reloads that kept the old configuration"),
+            unconfirmed_writes: count(
+                "gateway_unconfirmed_writes_total",
+                "Writes of the resource API that were answered before every replica had applied them",
+            ),
             egress: open("gateway_egress_open", vec![]),
             egress_bytes_up: count("gateway_egress_bytes_up_total", "Bytes from clusters to hosts of [egress]"),
             egress_bytes_down: count("gateway_egress_bytes_down_total", "Bytes from hosts of [egress] to clusters"),
@@ -291,6 +318,36 @@ impl Metrics {
         let labels = vec![Label::from_static_parts("state", state)];
         #[expect(clippy::cast_precision_loss, reason = "far fewer clusters than 2^52")]
         self.recorder.register_gauge(&Key::from_parts(UPGRADE_CLUSTERS, labels), &METADATA).set(count as f64);
+    }
+
+    /// Says which of several gateways this is.
+    pub fn replica_named(&self, name: &str) {
+        self.recorder.describe_gauge(REPLICA.into(), None, "1, with the name of this replica".into());
+        let labels = vec![Label::new("replica", name.to_owned())];
+        self.recorder.register_gauge(&Key::from_parts(REPLICA, labels), &METADATA).set(1.0);
+        let describe = |name: &'static str, unit, text: &'static str| {
+            self.recorder.describe_gauge(KeyName::from(name), Some(unit), text.into());
+        };
+        describe(REPLICAS_ALIVE, Unit::Count, "Replicas whose leases last, this one among them");
+        describe(LEASE_AGE, Unit::Seconds, "Seconds since this replica's lease was renewed");
+        describe(REVISION_LAG, Unit::Count, "Revisions of the store that the slowest replica has not applied yet");
+        describe(CLUSTERS_ELSEWHERE, Unit::Count, "Clusters with tunnels at other replicas");
+        describe(ADMITS, Unit::Count, "1 while this replica admits requests, 0 while it is fenced");
+    }
+
+    /// Sets what is known of the replicas.
+    pub fn replicas(&self, figures: &ReplicaFigures) {
+        let set = |name: &'static str, value: f64| {
+            self.recorder.register_gauge(&Key::from_name(name), &METADATA).set(value);
+        };
+        #[expect(clippy::cast_precision_loss, reason = "far fewer than 2^52")]
+        {
+            set(REPLICAS_ALIVE, figures.alive as f64);
+            set(REVISION_LAG, figures.lag as f64);
+            set(CLUSTERS_ELSEWHERE, figures.clusters_elsewhere as f64);
+        }
+        set(LEASE_AGE, figures.lease_age.as_secs_f64());
+        set(ADMITS, f64::from(u8::from(figures.admits)));
     }
 
     /// All tunnels that are up.

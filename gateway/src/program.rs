@@ -6,12 +6,16 @@ mod user_command;
 use std::{io::Write, path::PathBuf, process::ExitCode};
 
 use clap::{Parser, Subcommand};
+use tracing::Instrument as _;
+
 use daemon::{Shutdown, TaskGroup, chain, raise_open_files, signals, telemetry};
 
 use crate::{
     Extras, Gateway, checks,
     config::{self, Config, api::StoreAt},
-    init, lost, owners, renew, roll_over,
+    init, lost, owners, renew,
+    replicas::{LEASE, show},
+    roll_over,
     store::{Store, moving},
 };
 
@@ -82,6 +86,9 @@ enum Command {
         #[arg(long)]
         to: PathBuf,
     },
+    /// Shows the gateways that share the store: names, versions, addresses, tunnels, how far each follows, and the age of
+    /// its lease. Prints JSON.
+    Replicas,
     /// The local users of the built-in issuer: add, list, disable, enable, remove. Prints JSON.
     User {
         #[command(subcommand)]
@@ -182,6 +189,7 @@ pub fn main() -> ExitCode {
             let allowed = config.issuer.as_ref().map_or(Ok(()), |own| user_command::as_its_owner(&own.state_dir));
             return printed(allowed.and_then(|()| alone(async { Ok(owners::recover(&config, now).await?) })));
         }
+        Some(Command::Replicas) => return printed(replicas(&config)),
         Some(Command::ReplaceLost { key }) => return printed(replace_lost(&config, key)),
         Some(_) => return checked(&config, &args.config),
         None => {}
@@ -219,6 +227,7 @@ async fn run(config: Config, log_level: telemetry::LogLevel) -> anyhow::Result<(
     let mut signals = signals(&tasks, &shutdown)?;
     let level = Some(log_level);
     let extras = Extras { shutdown: shutdown.clone(), log_level: level, open_files, ..Extras::default() };
+    let config_of_replica = config.replicas.clone();
     let built = tokio::select! {
         biased;
         () = shutdown.draining() => None,
@@ -245,7 +254,11 @@ async fn run(config: Config, log_level: telemetry::LogLevel) -> anyhow::Result<(
             let _ = handle.reload().await;
         }
     });
-    gateway.run().await;
+    let running = match &config_of_replica {
+        Some(replicas) => gateway.run().instrument(tracing::info_span!("gateway", replica = replicas.name)),
+        None => gateway.run().instrument(tracing::Span::none()),
+    };
+    running.await;
     Ok(())
 }
 
@@ -298,6 +311,19 @@ fn move_store(config: &Config, to: &std::path::Path) -> anyhow::Result<serde_jso
     let url = config::api::postgres_url(to).map_err(|fault| anyhow::anyhow!("{} {fault}", to.display()))?;
     let rows = alone(async { Ok(moving::to_postgres(from, &url).await?) })?;
     Ok(serde_json::json!({"moved": rows.values().sum::<i64>(), "rows": rows}))
+}
+
+fn replicas(config: &Config) -> anyhow::Result<serde_json::Value> {
+    let api = config.api.as_ref().filter(|_| config.replicas.is_some());
+    let api =
+        api.ok_or_else(|| anyhow::anyhow!("this gateway is the only one: the configuration has no [replicas]"))?;
+    alone(async {
+        let store = Store::open_used(&api.store.url()).await?;
+        let store = store.ok_or_else(|| anyhow::anyhow!("there is no store yet: start the gateway once"))?;
+        let overview = store.replicas_overview(LEASE).await;
+        store.close().await;
+        Ok(show::overview(&overview?))
+    })
 }
 
 fn replace_lost(config: &Config, key: LostKey) -> anyhow::Result<serde_json::Value> {

@@ -9,8 +9,12 @@
 //! | module | what it holds |
 //! |---|---|
 //! | [`holders`] | which other replicas have tunnels of which clusters |
+//! | [`keep`] | keeps the own lease and tunnels in the store, and follows those of others |
+//! | [`show`] | what operators are shown |
 
 pub mod holders;
+pub mod keep;
+pub mod show;
 
 use std::{
     sync::{
@@ -21,16 +25,21 @@ use std::{
 };
 
 use arc_swap::ArcSwap;
-use tokio::sync::watch;
+use tokio::{
+    sync::{Notify, watch},
+    time::Instant,
+};
 use types::ids::ClusterKey;
 
 use self::holders::{Count, Holders, Number};
-use crate::config::replicas::Replicas as Settings;
+use crate::{config::replicas::Replicas as Settings, store::Store};
 
 /// How long a lease lasts from each renewal on, by the database's clock.
 pub const LEASE: Duration = Duration::from_secs(10);
 /// How often a lease is renewed.
 pub const RENEW_EVERY: Duration = Duration::from_secs(2);
+/// How often a write that waits for other replicas looks at their rows.
+const LOOK_AGAIN: Duration = Duration::from_millis(250);
 /// Other replicas that are looked at. More rows than this are not of a sound installation.
 pub const MOST_REPLICAS: usize = 256;
 
@@ -52,6 +61,9 @@ pub struct Replica {
     /// The renewal at which a connection to it was refused.
     failed: AtomicI64,
     alive: AtomicBool,
+    /// Number of the last change of its tunnels, and of the last one of which no row may be left.
+    changed: AtomicI64,
+    forgotten: AtomicI64,
 }
 
 impl Replica {
@@ -104,6 +116,10 @@ pub struct Replicas {
     holders: Holders,
     /// The number of the next start that is seen.
     next: Mutex<Number>,
+    /// Told when a replica has applied more, or is gone.
+    progress: watch::Sender<()>,
+    /// Asks for a look at all rows.
+    look: Notify,
 }
 
 impl Replicas {
@@ -119,6 +135,8 @@ impl Replicas {
             alive: watch::Sender::new(Arc::from([])),
             holders: Holders::default(),
             next: Mutex::new(0),
+            progress: watch::Sender::new(()),
+            look: Notify::new(),
         }
     }
 
@@ -192,9 +210,19 @@ impl Replicas {
             && milliseconds((self.uptime)()) < self.fenced_at.load(Ordering::Acquire)
     }
 
-    /// Holds a lease that was asked for at an instant of [`Self::uptime`].
-    pub fn renewed(&self, generation: i64, asked: Duration) {
+    /// The row of this replica's name is of this process: its generation.
+    pub fn joined(&self, generation: i64) {
         self.generation.store(generation, Ordering::Release);
+    }
+
+    /// Time left until nothing is admitted any more, unless the lease is renewed.
+    pub fn left(&self) -> Duration {
+        let fenced_at = Duration::from_millis(self.fenced_at.load(Ordering::Acquire));
+        fenced_at.saturating_sub((self.uptime)())
+    }
+
+    /// Holds a lease that was asked for at an instant of [`Self::uptime`].
+    pub fn renewed(&self, asked: Duration) {
         let until = asked.saturating_add(LEASE).saturating_add(self.settings.stale_for);
         self.fenced_at.fetch_max(milliseconds(until), Ordering::AcqRel);
     }
@@ -233,10 +261,12 @@ impl Replicas {
                     renewed: AtomicI64::new(row.renewed_ms),
                     failed: AtomicI64::new(i64::MIN),
                     alive: AtomicBool::new(row.alive),
+                    changed: AtomicI64::new(0),
+                    forgotten: AtomicI64::new(0),
                 })
             });
             replica.applied.fetch_max(row.applied, Ordering::AcqRel);
-            replica.renewed.fetch_max(row.renewed_ms, Ordering::AcqRel);
+            replica.renewed.store(row.renewed_ms, Ordering::Release);
             replica.alive.store(row.alive, Ordering::Release);
             now.push(replica);
         }
@@ -246,11 +276,77 @@ impl Replicas {
             now.iter().filter(|replica| replica.alive.load(Ordering::Relaxed)).map(Arc::clone).collect();
         self.known.store(Arc::new(now));
         gone.into_iter().for_each(|number| self.holders.forget(number));
+        self.progress.send_replace(());
         self.alive.send_if_modified(|before| {
             let same = before.len() == alive.len() && before.iter().zip(alive.iter()).all(|(a, b)| Arc::ptr_eq(a, b));
             *before = alive;
             !same
         });
+    }
+
+    /// Takes what a replica told of itself. Whether the replica is known.
+    pub fn told(&self, name: &str, generation: i64, changed: i64, applied: i64) -> bool {
+        let known = self.known.load();
+        let replica = known.iter().find(|known| known.name == name && known.generation == generation);
+        let Some(replica) = replica else { return name == self.name() };
+        replica.changed.fetch_max(changed, Ordering::AcqRel);
+        if replica.applied.fetch_max(applied, Ordering::AcqRel) < applied {
+            self.progress.send_replace(());
+        }
+        true
+    }
+
+    /// Waits until every other replica whose lease lasts has applied a revision, at most until `deadline`. The names of
+    /// those that have not told so by then; one that ended meanwhile is not among them.
+    pub async fn unconfirmed(&self, store: &Store, revision: i64, deadline: Instant) -> Vec<String> {
+        // The rows and not what is in memory: a replica that started a moment ago may not be known here yet. One that
+        // starts after this reads the store only then.
+        let rows = match tokio::time::timeout_at(deadline, store.living_replicas(LEASE)).await {
+            Ok(Ok(rows)) => rows,
+            _ => return self.others().iter().map(|replica| replica.name.clone()).collect(),
+        };
+        let mut progress = self.progress.subscribe();
+        let mut waiting: Vec<Waiting> = rows
+            .into_iter()
+            .filter(|(name, _, applied)| name != self.name() && *applied < revision)
+            .map(|(name, generation, _)| Waiting { name, generation, was_known: false })
+            .collect();
+        loop {
+            let known = self.known.load_full();
+            waiting.retain_mut(|one| {
+                let found = known.iter().find(|known| known.name == one.name && known.generation == one.generation);
+                match found {
+                    Some(replica) => {
+                        one.was_known = true;
+                        replica.applied() < revision
+                    }
+                    // It was here, and has left or started again: what starts reads the store anew.
+                    None => !one.was_known,
+                }
+            });
+            if waiting.is_empty() {
+                return Vec::new();
+            }
+            if waiting.iter().any(|one| !one.was_known) {
+                self.look.notify_one();
+            }
+            let now = Instant::now();
+            if now >= deadline {
+                return waiting.into_iter().map(|one| one.name).collect();
+            }
+            let next = deadline.min(now + LOOK_AGAIN);
+            if tokio::time::timeout_at(next, progress.changed()).await.is_err()
+                && let Ok(Ok(rows)) = tokio::time::timeout_at(deadline, store.living_replicas(LEASE)).await
+            {
+                // What was told was not heard, such as after a connection that was lost.
+                let confirmed = |one: &Waiting| {
+                    rows.iter().any(|(name, generation, applied)| {
+                        *name == one.name && *generation == one.generation && *applied >= revision
+                    })
+                };
+                waiting.retain(|one| !confirmed(one));
+            }
+        }
     }
 
     /// All whose rows are there, alive or not.
@@ -264,6 +360,13 @@ impl Replicas {
             self.holders.set(replica.number, key, count);
         }
     }
+}
+
+/// A replica that a write waits for.
+struct Waiting {
+    name: String,
+    generation: i64,
+    was_known: bool,
 }
 
 fn milliseconds(duration: Duration) -> u64 {
@@ -356,17 +459,17 @@ mod tests {
             let uptime: Uptime = Arc::new(move || Duration::from_millis(clock.load(Ordering::Relaxed)));
             let replicas = Replicas::new(settings(stale_for), Some(uptime));
             assert!(!replicas.admits(), "before its first lease");
-            replicas.renewed(1, replicas.uptime());
+            replicas.renewed(replicas.uptime());
             assert!(replicas.admits());
             let life = u64::try_from((LEASE + stale_for).as_millis()).unwrap();
             now.fetch_add(life - 1, Ordering::Relaxed);
             assert!(replicas.admits());
             now.fetch_add(1, Ordering::Relaxed);
             assert!(!replicas.admits());
-            replicas.renewed(1, replicas.uptime());
+            replicas.renewed(replicas.uptime());
             assert!(replicas.admits(), "once it can renew its lease again");
             replicas.superseded();
-            replicas.renewed(1, replicas.uptime());
+            replicas.renewed(replicas.uptime());
             assert!(!replicas.admits(), "a later start has its name");
         }
     }

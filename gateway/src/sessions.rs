@@ -52,6 +52,8 @@ pub enum EndReason {
     Operator,
     /// The gateway stops and the grace is over.
     Shutdown,
+    /// This replica cannot reach the store any more, and does not know whether the right still holds.
+    Fenced,
 }
 
 impl EndReason {
@@ -63,6 +65,7 @@ impl EndReason {
             Self::Expired => "the token has expired; log in again",
             Self::Operator => "an operator ended the session",
             Self::Shutdown => "the gateway shuts down",
+            Self::Fenced => "this gateway has lost its database, and cannot tell who may reach this cluster; try again",
         }
     }
 }

@@ -11,6 +11,7 @@
 //! | [`operations`] | long-running operations, which survive a restart |
 //! | [`protect`] | encryption of what must not be read from the database |
 //! | [`key`] | that the key file is the one of this database |
+//! | [`replicas`] | the gateways that share the database, and whose tunnels they have |
 //! | [`look`] | whether a database can be used, without changing it |
 //! | [`moving`] | from SQLite to PostgreSQL, once |
 //!
@@ -32,6 +33,7 @@ pub mod moving;
 pub mod operations;
 pub mod parts;
 pub mod protect;
+pub mod replicas;
 pub mod resources;
 pub mod schema;
 pub mod statuses;
@@ -137,6 +139,39 @@ pub enum StoreError {
 }
 
 impl StoreError {
+    /// Whether the database gave up what was asked because of others who wrote at the same time, so that the same may be
+    /// asked again: a serialization failure or a deadlock.
+    pub fn is_conflict(&self) -> bool {
+        matches!(self.sql_state().as_deref(), Some("40001" | "40P01"))
+    }
+
+    /// Whether the database cannot be used for now, and the same may succeed later: it cannot be reached, starts,
+    /// stops, was failed over, has no connection to spare, or others hold what is asked for.
+    pub fn is_unavailable(&self) -> bool {
+        let Self::Database(error) = self else { return false };
+        match error {
+            sqlx::Error::Io(_)
+            | sqlx::Error::Tls(_)
+            | sqlx::Error::PoolTimedOut
+            | sqlx::Error::PoolClosed
+            | sqlx::Error::WorkerCrashed => true,
+            // Class 08: connections. 25006: a primary that has become a standby. 53300: too many connections.
+            // 55P03, 57014: a lock or an answer took too long. 57P01 to 57P05: the server stops, starts, or cut it off.
+            _ => self.sql_state().is_some_and(|state| {
+                let known = ["25006", "40001", "40P01", "53300", "55P03", "57014"];
+                state.starts_with("08") || state.starts_with("57P0") || known.contains(&state.as_ref())
+            }),
+        }
+    }
+
+    /// The SQLSTATE that PostgreSQL gave (<https://www.postgresql.org/docs/current/errcodes-appendix.html>).
+    fn sql_state(&self) -> Option<std::borrow::Cow<'_, str>> {
+        match self {
+            Self::Database(sqlx::Error::Database(said)) => said.code(),
+            _ => None,
+        }
+    }
+
     /// What an error of SQLite says of its file: what is damaged, and what only cannot be used now.
     fn of_file(path: &Path, error: sqlx::Error) -> Self {
         use std::io::ErrorKind;

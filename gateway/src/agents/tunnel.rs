@@ -71,6 +71,9 @@ impl Exchanges {
             tracing::debug!(tunnel = tunnel.id(), role = head.role, "no such role for an agent here");
             return stream.send.reset(StreamCode::UnknownRole);
         };
+        if !core.admits() {
+            return stream.send.reset(StreamCode::Limit);
+        }
         // Connections to other hosts last, and have places of their own.
         let places = if is_egress { &self.egress } else { &self.places };
         let Ok(place) = Arc::clone(places).try_acquire_owned() else {

@@ -134,13 +134,14 @@ impl Known {
         self.get(Text::Cluster).map(Cow::Borrowed).or_else(|| self.key.map(|key| Cow::Owned(key.hex())))
     }
 
-    /// Appends the line, with its line feed.
-    pub(super) fn write_to(&self, lines: &mut Vec<u8>) {
+    /// Appends the line, with its line feed, and with the name of the replica that it is of.
+    pub(super) fn write_to(&self, replica: Option<&str>, lines: &mut Vec<u8>) {
         let text = |which| self.get(which);
         let (always, filled) =
             (|which| text(which).unwrap_or_default(), |which| text(which).filter(|text| !text.is_empty()));
         let line = Line {
             time: spell(self.time),
+            replica,
             request_id: self.id.to_string(),
             trace_id: self.trace.map(|id| hex(&id)),
             correlation_id: text(Text::CorrelationId),
@@ -191,6 +192,8 @@ pub(super) fn spell(time: SystemTime) -> String {
 #[derive(Serialize)]
 struct Line<'a> {
     time: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    replica: Option<&'a str>,
     request_id: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     trace_id: Option<String>,
@@ -243,7 +246,7 @@ mod tests {
 
     fn line(known: &Known) -> serde_json::Value {
         let mut lines = Vec::new();
-        known.write_to(&mut lines);
+        known.write_to(None, &mut lines);
         assert_eq!(lines.pop(), Some(b'\n'));
         serde_json::from_slice(&lines).unwrap()
     }

@@ -71,12 +71,13 @@ impl Lines {
 /// the standard output.
 pub(super) fn start(
     sink: Box<dyn Write + Send>,
+    replica: Option<String>,
     entries: mpsc::Receiver<Entry>,
     dropped: Arc<AtomicU64>,
     shutdown: Shutdown,
 ) -> io::Result<impl Future<Output = ()> + Send + 'static> {
     let (ends, mut ended) = oneshot::channel();
-    let written = run(sink, entries, dropped, shutdown.clone());
+    let written = run(sink, replica, entries, dropped, shutdown.clone());
     // Its clock is made there: where there is no thread, it could not be dropped here.
     std::thread::Builder::new().name("audit".to_owned()).spawn(move || {
         let clock = tokio::runtime::Builder::new_current_thread().enable_time().build();
@@ -99,6 +100,7 @@ pub(super) fn start(
 /// Writes until closed.
 async fn run(
     sink: Box<dyn Write + Send>,
+    replica: Option<String>,
     mut entries: mpsc::Receiver<Entry>,
     dropped: Arc<AtomicU64>,
     shutdown: Shutdown,
@@ -127,7 +129,7 @@ async fn run(
             }
             while let Some(entry) = next {
                 match entry {
-                    Entry::Record(known) => known.write_to(&mut lines.batch),
+                    Entry::Record(known) => known.write_to(replica.as_deref(), &mut lines.batch),
                     Entry::Line(line) => lines.batch.extend_from_slice(&line),
                     Entry::Flush(done) => flushes.push(done),
                 }
@@ -207,7 +209,7 @@ mod tests {
     async fn a_full_disk_tears_and_loses_no_record() {
         let (disk, tasks, shutdown) = (Disk::default(), TaskGroup::new("test"), Shutdown::new());
         let (queue, entries) = mpsc::channel(100);
-        tasks.spawn("audit", run(Box::new(disk.clone()), entries, Arc::default(), shutdown.clone()));
+        tasks.spawn("audit", run(Box::new(disk.clone()), None, entries, Arc::default(), shutdown.clone()));
         let mut expected = Vec::new();
         for room in [0, 7, 3, 100, 1, 12] {
             disk.lock().1 += room;
@@ -231,7 +233,8 @@ mod tests {
     async fn a_disk_that_stays_full_does_not_hold_up_the_end() {
         let (tasks, shutdown) = (TaskGroup::new("test"), Shutdown::new());
         let (queue, entries) = mpsc::channel(100);
-        let writer = tasks.spawn_task("audit", run(Box::<Disk>::default(), entries, Arc::default(), shutdown.clone()));
+        let writer =
+            tasks.spawn_task("audit", run(Box::<Disk>::default(), None, entries, Arc::default(), shutdown.clone()));
         queue.send(Entry::Line(b"{}\n".to_vec())).await.unwrap();
         shutdown.close();
         writer.await.unwrap();
@@ -242,7 +245,7 @@ mod tests {
         let (tasks, shutdown) = (TaskGroup::new("test"), Shutdown::new());
         let (queue, entries) = mpsc::channel(100);
         let (_reader, pipe) = io::pipe().unwrap();
-        let writer = start(Box::new(pipe), entries, Arc::default(), shutdown.clone()).unwrap();
+        let writer = start(Box::new(pipe), None, entries, Arc::default(), shutdown.clone()).unwrap();
         let writer = tasks.spawn_task("audit", writer);
         queue.send(Entry::Line(vec![b'x'; 1 << 20])).await.unwrap();
         // Taken, and so being written.

@@ -1,7 +1,7 @@
 //! The live tunnels by cluster. A request looks here and nowhere else.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     fmt,
     sync::{
         Arc, Mutex, PoisonError,
@@ -93,6 +93,11 @@ pub struct Registry {
     /// Clusters with a tunnel that came or went, until somebody takes them; one entry for each.
     touched: Mutex<HashMap<ClusterKey, ClusterRef>>,
     changed: Notify,
+    /// Whether other replicas are told of tunnels.
+    shared: AtomicBool,
+    /// Then clusters with a tunnel that came or went, until somebody takes them; one entry for each.
+    moved: Mutex<HashSet<ClusterKey>>,
+    moves: Notify,
 }
 
 /// Those of a cluster.
@@ -137,6 +142,7 @@ impl Registry {
         let none = || Tunnels { live: Vec::new(), since, turn: AtomicUsize::default() };
         self.by_cluster.entry(key).or_insert_with(none).live.push(Arc::clone(&tunnel));
         self.touch(&tunnel.cluster);
+        self.moved(&tunnel.cluster.key);
         Registered { registry: Arc::clone(self), tunnel }
     }
 
@@ -217,6 +223,52 @@ impl Registry {
         touched.into_values().collect()
     }
 
+    /// Notes from now on of which clusters tunnels come and go, beginning with all that there are.
+    pub fn share(&self) {
+        self.shared.store(true, Ordering::SeqCst);
+        self.put_back(self.by_cluster.iter().map(|entry| *entry.key()));
+    }
+
+    fn moved(&self, key: &ClusterKey) {
+        if self.shared.load(Ordering::SeqCst) {
+            self.put_back([*key]);
+        }
+    }
+
+    /// Notes clusters again that [`Self::take_moved`] gave.
+    pub fn put_back(&self, keys: impl IntoIterator<Item = ClusterKey>) {
+        self.moved.lock().unwrap_or_else(PoisonError::into_inner).extend(keys);
+        self.moves.notify_one();
+    }
+
+    /// Waits until there are clusters for [`Self::take_moved`]. For one who waits.
+    pub async fn moves(&self) {
+        self.moves.notified().await;
+    }
+
+    /// Up to `most` clusters whose tunnels came or went, with how many of each kind there are now: those that take
+    /// users, and others.
+    pub fn take_moved(&self, most: usize) -> Vec<(ClusterKey, usize, usize)> {
+        let mut moved = self.moved.lock().unwrap_or_else(PoisonError::into_inner);
+        let keys: Vec<ClusterKey> = moved.iter().take(most).copied().collect();
+        for key in &keys {
+            moved.remove(key);
+        }
+        if moved.is_empty() {
+            moved.shrink_to_fit();
+        } else {
+            self.moves.notify_one();
+        }
+        drop(moved);
+        let counted = |key: ClusterKey| {
+            let there = self.by_cluster.get(&key);
+            let live = there.as_ref().map_or(&[][..], |tunnels| &tunnels.live);
+            let others = live.iter().filter(|one| one.handle.info().features.contains(Features::NO_USERS)).count();
+            (key, live.len() - others, others)
+        };
+        keys.into_iter().map(counted).collect()
+    }
+
     /// Every registered tunnel of every cluster, in no particular order.
     pub fn all(&self) -> Vec<Arc<LiveTunnel>> {
         self.by_cluster.iter().flat_map(|entry| entry.value().live.clone()).collect()
@@ -238,6 +290,7 @@ impl Drop for Registered {
         }
         self.registry.by_cluster.remove_if(&key, |_, tunnels| tunnels.live.is_empty());
         self.registry.touch(&self.tunnel.cluster);
+        self.registry.moved(&key);
     }
 }
 
@@ -305,6 +358,22 @@ mod tests {
         // What has ended counts no more.
         drop(held.drain(..3));
         assert_eq!(site.next(), 0);
+    }
+
+    #[tokio::test]
+    async fn t7_clusters_whose_tunnels_move_are_taken_once_with_what_they_have() {
+        let mut site = Site::of(2).await;
+        let (registry, key) = (Arc::clone(&site.registry), site.cluster.key);
+        assert_eq!(registry.take_moved(10), [], "nobody is told of them");
+        registry.share();
+        assert_eq!(registry.take_moved(10), [(key, 2, 0)], "what was there before");
+        drop(site.tunnels.pop());
+        drop(site.tunnels.pop());
+        assert_eq!(registry.take_moved(0), []);
+        assert_eq!(registry.take_moved(10), [(key, 0, 0)], "once, however often it has changed");
+        assert_eq!(registry.take_moved(10), []);
+        registry.put_back([key]);
+        assert_eq!(registry.take_moved(10), [(key, 0, 0)]);
     }
 
     /// Requests one after the other all went to the agent that came last.

@@ -119,6 +119,9 @@ fn route(
     id: RequestId,
     mut http: Box<http::Request<Incoming>>,
 ) -> Result<Routed, Refusal> {
+    if !core.admits() {
+        return Err(Refusal::new(Stage::Accept, Kind::Fenced));
+    }
     Ok(match request::address(core, connection.server_name, &mut http)? {
         Address::Cluster(address) => Routed::Cluster(Request::new(core, connection, id, *http, address)?),
         address => Routed::Here(Box::new(Here { address, http, connection })),

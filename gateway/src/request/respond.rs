@@ -96,6 +96,8 @@ pub enum Kind {
     Ended(EndReason),
     /// The gateway drains.
     Draining,
+    /// This replica of the gateway cannot renew its lease in the store, and admits nothing until it can.
+    Fenced,
 }
 
 impl Refusal {
@@ -224,6 +226,10 @@ impl Refusal {
                  than the gateway's",
             ),
             Kind::BadAnswer(why) => Answer::new(StatusCode::BAD_GATEWAY, "InternalError", *why),
+            Kind::Fenced | Kind::Ended(EndReason::Fenced) => {
+                Answer::new(StatusCode::SERVICE_UNAVAILABLE, "ServiceUnavailable", EndReason::Fenced.text())
+                    .after_a_second()
+            }
             Kind::Ended(reason) => Answer::new(StatusCode::FORBIDDEN, "Forbidden", reason.text()),
             Kind::Draining => Answer::new(
                 StatusCode::SERVICE_UNAVAILABLE,

@@ -6,15 +6,18 @@ use sqlx::{AnyConnection, Row};
 use types::api::id::fold;
 
 use super::{
-    Store, StoreError, Write, agents, events, is_text, logs,
+    Backend, Store, StoreError, Write, agents, events, is_text, logs,
     operations::{self, Claim, Operation, Status},
-    parts,
+    parts, replicas,
     resources::{Stored, below, is_deleting, revision_of},
     statuses,
 };
 
 /// Entries of a batch at most, all four kinds together.
 pub const BATCH_ENTRIES: usize = 10_000;
+
+/// How often a batch is tried that the database gave up because of others that wrote at the same time.
+const TRIES: u32 = 4;
 
 /// Of how many that hold it, one in the other, it is asked whether they are being deleted: more than any id has.
 const ANCESTORS: usize = 32;
@@ -122,9 +125,22 @@ impl Store {
         if batch.is_empty() {
             return Ok(Ok(Applied { revision: self.revision().await?, deleted: 0 }));
         }
+        let mut tries = 1;
+        loop {
+            match self.apply_once(batch).await {
+                Err(error) if error.is_conflict() && tries < TRIES => tries += 1,
+                done => return done,
+            }
+        }
+    }
+
+    async fn apply_once(&self, batch: &Batch) -> Result<Result<Applied, Refused>, StoreError> {
         let mut write = self.write().await?;
         match batch.steps(&mut write).await? {
             Ok(applied) => {
+                if self.backend == Backend::Postgres && applied.revision == write.revision {
+                    replicas::announce(write.together.connection(), applied.revision).await?;
+                }
                 write.together.commit().await?;
                 self.committed(applied.revision);
                 Ok(Ok(applied))

@@ -8,6 +8,7 @@ use sqlx::{Connection as _, Row as _};
 use super::{
     Backend, Store, StoreError, Together, look,
     protect::{ProtectError, Protector},
+    replicas,
 };
 
 /// What the key was used for that was noted.
@@ -80,6 +81,9 @@ impl Store {
         let sql = "UPDATE resources SET protected = NULL, revision = $1 WHERE protected IS NOT NULL";
         let done = sqlx::query(sql).bind(revision).execute(write.together.connection()).await?;
         sqlx::query("DELETE FROM protecting_key").execute(write.together.connection()).await?;
+        if self.backend == Backend::Postgres {
+            replicas::announce(write.together.connection(), revision).await?;
+        }
         write.together.commit().await?;
         self.committed(revision);
         Ok(done.rows_affected())

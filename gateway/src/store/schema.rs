@@ -27,6 +27,7 @@ const MIGRATIONS: &[(&str, &str)] = &[
     ("parts", include_str!("schema/12_parts.sql")),
     ("log lines", include_str!("schema/13_log_lines.sql")),
     ("upgrades", include_str!("schema/14_upgrades.sql")),
+    ("replicas", include_str!("schema/15_replicas.sql")),
 ];
 
 /// How many this program knows.
@@ -90,6 +91,7 @@ mod tests {
         "e5334f732693aebf1caeef36eaf1da0fb46934698be193121dcf929867fb1869",
         "33023e65a79f07d1a6f775e6c878509a0eb41e28881c0cb9de9f4e159c8246d6",
         "3f8ac3da4256264b5c3f5db9632bcf4983f4f809d0ec1c72593bbf9fc29272c0",
+        "99b93aa0cbc9326985e90395aea34acfb6dcd5a03a123f13dfa4987381adb84b",
     ];
 
     #[test]

@@ -148,3 +148,21 @@ fn only_what_is_damaged_is_said_to_be() {
     assert_eq!(source.kind(), ErrorKind::TimedOut);
     assert!(matches!(said("1"), StoreError::Database(_)));
 }
+
+/// A client is told to come back, and not that the gateway is broken.
+#[test]
+fn t12_a_database_that_is_away_is_told_from_one_that_refuses() {
+    let said = |code| StoreError::Database(sqlx::Error::Database(Box::new(Said(code))));
+    for passing in ["57P01", "57P03", "08006", "53300", "25006", "55P03", "57014"] {
+        assert!(said(passing).is_unavailable() && !said(passing).is_conflict(), "{passing}");
+    }
+    for repeated in ["40001", "40P01"] {
+        assert!(said(repeated).is_unavailable() && said(repeated).is_conflict(), "{repeated}");
+    }
+    for lasting in ["42501", "23505", "42P01", "11", "13"] {
+        assert!(!said(lasting).is_unavailable() && !said(lasting).is_conflict(), "{lasting}");
+    }
+    let io = StoreError::Database(sqlx::Error::Io(std::io::ErrorKind::ConnectionReset.into()));
+    assert!(io.is_unavailable() && StoreError::Database(sqlx::Error::PoolTimedOut).is_unavailable());
+    assert!(!StoreError::NoBackup.is_unavailable());
+}

@@ -77,6 +77,10 @@ async fn authenticate(
         message,
         retry_after_ms: u64::try_from(retry.as_millis()).ok(),
     };
+    if !core.admits() {
+        let message = "this gateway has lost its database, and cannot tell which clusters there are";
+        return Err(refuse(CloseCode::Overloaded, message.to_owned(), RETRY_BUSY));
+    }
     let unauthorised = |message: String| refuse(CloseCode::Unauthorised, message, RETRY);
     let roots = core.roots();
     let peer = Peer::verify(&presented.chain, &roots, SystemTime::now()).map_err(|error| match error {

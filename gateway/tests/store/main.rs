@@ -16,6 +16,7 @@ mod parts;
 mod place;
 mod postgres;
 mod races;
+mod replicas;
 mod resources;
 mod schema;
 mod server;
@@ -78,21 +79,22 @@ fn main() -> ExitCode {
             })
         })
         .collect();
-    let on_postgres: Vec<(&str, Arc<Test>)> = on_both
-        .into_iter()
-        .chain([server::tests(), moving::tests()].into_iter().flatten().map(|(name, test)| (name, Arc::new(test))))
-        .collect();
+    let of_servers = [server::tests(), moving::tests(), replicas::tests()].into_iter().flatten();
+    let of_servers = of_servers.map(|(name, test)| (name, Arc::new(test), false));
+    let figures = replicas::figures().into_iter().map(|(name, test)| (name, Arc::new(test), true));
+    let on_both = on_both.into_iter().map(|(name, test)| (name, test, false));
+    let on_postgres: Vec<(&str, Arc<Test>, bool)> = on_both.chain(of_servers).chain(figures).collect();
     let wanted = |name: &str| !arguments.is_filtered_out(&Trial::test(format!("postgres::{name}"), || Ok(())));
-    let needed = !arguments.list && on_postgres.iter().any(|(name, _)| wanted(name));
+    let needed = !arguments.list && on_postgres.iter().any(|(name, ..)| wanted(name));
     let server = if needed && Postgres::is_possible() { Some(Arc::new(Postgres::start())) } else { None };
-    trials.extend(on_postgres.into_iter().map(|(name, test)| {
+    trials.extend(on_postgres.into_iter().map(|(name, test, is_slow)| {
         let on = server.clone();
         Trial::test(format!("postgres::{name}"), move || {
             let server = on.as_ref().ok_or("PostgreSQL is not installed")?;
             run(&test, Place::postgres(server));
             Ok(())
         })
-        .with_ignored_flag(server.is_none())
+        .with_ignored_flag(server.is_none() || is_slow)
     }));
     let conclusion = libtest_mimic::run(&arguments, trials);
     drop(server);

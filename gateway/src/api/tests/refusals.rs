@@ -213,3 +213,19 @@ proptest::proptest! {
         proptest::prop_assert_eq!(is_version(&text), expected);
     }
 }
+
+#[tokio::test]
+async fn k11_while_the_database_is_away_clients_are_told_to_come_back() {
+    let site = Bench::new().await;
+    site.group("g").await;
+    site.cluster("g", "c").await;
+    site.control.store.close().await;
+    for (method, body) in [("GET", None), ("PATCH", Some(json!({"tags": {"a": "b"}}))), ("DELETE", None)] {
+        let path = format!("{}?{VERSION}", cluster_id("g", "c"));
+        let refused = site.call("owner", method, &path, body).await;
+        assert_eq!((refused.status, refused.code()), (503, "ServiceUnavailable"), "{method}: {}", refused.body);
+        assert_eq!(refused.header("retry-after"), "5");
+        let text = refused.body.to_string();
+        assert!(!text.contains("pool"), "what the database said is for the log alone: {text}");
+    }
+}

@@ -1,0 +1,511 @@
+//! Rows of the gateways that share a PostgreSQL database: leases, and how many tunnels of which cluster each has
+//! (docs/replicas.md). The database's clock alone decides whose lease has ended.
+//!
+//! Only a replica itself writes its rows, one statement after the other, and numbers their changes. Another replica
+//! that has read up to a number asks for what is beyond it, and nothing is written while nothing changes.
+
+use std::{
+    str::FromStr as _,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use serde_json::json;
+use sqlx::{
+    AnyConnection, ConnectOptions as _, Connection as _, Row as _,
+    any::{AnyConnectOptions, AnyRow},
+    postgres::PgListener,
+};
+use types::ids::ClusterKey;
+
+use super::{Store, StoreError};
+
+/// How long one statement about leases may take. An answer that is later than this is of no use.
+const STATEMENT: Duration = Duration::from_secs(4);
+/// Rows of other replicas that are read at most.
+const MOST_ROWS: i64 = 257;
+/// Clusters whose tunnels are written, or read, at once.
+pub const TUNNELS_AT_ONCE: u32 = 2000;
+/// Told of a write: its revision.
+const REVISIONS: &str = "towline_revisions";
+/// Told of a replica: its name, generation, change of tunnels and applied revision, with spaces between.
+const REPLICAS: &str = "towline_replicas";
+
+const NOW: &str = "(extract(epoch FROM clock_timestamp()) * 1000)::bigint";
+
+/// Whether the lease of a row `r` lasts; the place of its length among the statement's parameters. One of the future was
+/// renewed by the clock of another server, before a failover: whoever is alive renews it by this one within moments.
+fn lasts(lease: &str) -> String {
+    format!("abs({NOW} - r.renewed_ms) < {lease}")
+}
+
+/// What is read of a row `r`.
+fn columns(lease: &str) -> String {
+    let lasts = lasts(lease);
+    format!(
+        "r.name, r.generation, r.address, r.version, r.started_ms, r.renewed_ms, r.applied, r.changed, r.forgotten, \
+         CASE WHEN {lasts} THEN 1 ELSE 0 END::bigint AS alive, {NOW} - r.renewed_ms AS age_ms"
+    )
+}
+
+/// A row of a replica.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Row {
+    /// Its name.
+    pub name: String,
+    /// Which of its starts.
+    pub generation: i64,
+    /// What others dial.
+    pub address: String,
+    /// The version of its program.
+    pub version: String,
+    /// When it started, milliseconds since 1970.
+    pub started_ms: i64,
+    /// When it renewed its lease last, the same.
+    pub renewed_ms: i64,
+    /// Milliseconds since then, by the database's clock.
+    pub age_ms: i64,
+    /// The newest revision that its decisions know.
+    pub applied: i64,
+    /// The number of the last change of its tunnels.
+    pub changed: i64,
+    /// The last change of which no row may be left.
+    pub forgotten: i64,
+    /// Whether its lease lasts.
+    pub alive: bool,
+}
+
+/// What a renewal found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Renewal {
+    /// Whether the lease was renewed: the row is there and of this start.
+    pub renewed: bool,
+    /// All rows, the own one as it was before.
+    pub rows: Vec<Row>,
+    /// The store's newest revision.
+    pub revision: i64,
+}
+
+/// Tunnels of one cluster at one replica, as a row has them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Held {
+    /// The cluster.
+    pub key: ClusterKey,
+    /// Tunnels that take users' requests.
+    pub users: u16,
+    /// Others.
+    pub others: u16,
+    /// The number of this change.
+    pub changed: i64,
+}
+
+/// What the database tells at once.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Told {
+    /// A write, by any process.
+    Revision(i64),
+    /// Something new of a replica.
+    Replica {
+        /// Its name.
+        name: String,
+        /// Which of its starts.
+        generation: i64,
+        /// The number of the last change of its tunnels.
+        changed: i64,
+        /// The newest revision that its decisions know.
+        applied: i64,
+    },
+    /// A replica has started or ended, or what was told was lost with a connection: look at all rows.
+    Look,
+}
+
+impl Told {
+    fn parse(channel: &str, text: &str) -> Self {
+        let read = || {
+            if channel == REVISIONS {
+                return text.parse().ok().map(Self::Revision);
+            }
+            let mut words = text.split(' ');
+            let name = words.next()?.to_owned();
+            let mut number = || words.next()?.parse().ok();
+            Some(Self::Replica { name, generation: number()?, changed: number()?, applied: number()? })
+        };
+        read().unwrap_or(Self::Look)
+    }
+}
+
+enum Bind<'a> {
+    Text(&'a str),
+    Number(i64),
+}
+
+/// A connection of its own, made again after every error: no statement of it waits behind one of the resource API.
+pub struct Line {
+    options: AnyConnectOptions,
+    connection: Option<AnyConnection>,
+    /// Statements that were sent, for tests and figures.
+    pub statements: Arc<AtomicU64>,
+}
+
+impl Line {
+    /// Not yet connected.
+    ///
+    /// # Errors
+    /// If `url` is no address of a database.
+    pub fn new(url: &str) -> Result<Self, StoreError> {
+        sqlx::any::install_default_drivers();
+        let options = AnyConnectOptions::from_str(url)?.disable_statement_logging();
+        Ok(Self { options, connection: None, statements: Arc::default() })
+    }
+
+    async fn connected(&mut self) -> Result<AnyConnection, StoreError> {
+        if let Some(connection) = self.connection.take() {
+            return Ok(connection);
+        }
+        let mut connection = AnyConnection::connect_with(&self.options).await?;
+        let settings = "SET lock_timeout = '3s'; SET statement_timeout = '4s'; \
+                        SET idle_in_transaction_session_timeout = '5s';";
+        sqlx::raw_sql(settings).execute(&mut connection).await?;
+        Ok(connection)
+    }
+
+    /// Sends one statement, and waits for its rows for a bounded time.
+    async fn ask(&mut self, sql: &str, binds: &[Bind<'_>]) -> Result<Vec<AnyRow>, StoreError> {
+        self.statements.fetch_add(1, Ordering::Relaxed);
+        let work = async {
+            let mut connection = self.connected().await?;
+            let query = binds.iter().fold(sqlx::query(sqlx::AssertSqlSafe(sql.to_owned())), |query, bind| match bind {
+                Bind::Text(text) => query.bind((*text).to_owned()),
+                Bind::Number(number) => query.bind(*number),
+            });
+            let rows = query.fetch_all(&mut connection).await?;
+            Ok((connection, rows))
+        };
+        match tokio::time::timeout(STATEMENT, work).await {
+            Ok(Ok((connection, rows))) => {
+                self.connection = Some(connection);
+                Ok(rows)
+            }
+            Ok(Err(error)) => Err(error),
+            Err(_) => Err(sqlx::Error::PoolTimedOut.into()),
+        }
+    }
+
+    /// Takes the row of a name for a new start. The generation of this start: higher than that of any before it. What
+    /// the start before had is gone.
+    ///
+    /// # Errors
+    /// When the database cannot be reached or written.
+    pub async fn join(&mut self, name: &str, address: &str, version: &str) -> Result<i64, StoreError> {
+        // A statement of its own before the rows of the start before are deleted: from then on that start writes none.
+        let sql = format!(
+            "INSERT INTO replicas AS r \
+             (name, generation, address, version, started_ms, renewed_ms, applied, changed, forgotten) \
+             VALUES ($1, {NOW}, $2, $3, {NOW}, {NOW}, 0, 0, 0) ON CONFLICT (name) DO UPDATE \
+             SET generation = greatest(r.generation + 1, excluded.generation), address = excluded.address, \
+             version = excluded.version, started_ms = excluded.started_ms, renewed_ms = excluded.renewed_ms, \
+             applied = 0, changed = 0, forgotten = 0 RETURNING generation"
+        );
+        let rows = self.ask(&sql, &[Bind::Text(name), Bind::Text(address), Bind::Text(version)]).await?;
+        let generation: i64 = rows.first().ok_or(sqlx::Error::RowNotFound)?.try_get(0)?;
+        let sql = "WITH gone AS (DELETE FROM tunnels WHERE replica = $1 AND EXISTS \
+                   (SELECT 1 FROM replicas WHERE name = $1 AND generation = $2)) SELECT count(pg_notify($3, 'look'))";
+        self.ask(sql, &[Bind::Text(name), Bind::Number(generation), Bind::Text(REPLICAS)]).await?;
+        Ok(generation)
+    }
+
+    /// Renews a lease and reads all rows: one statement.
+    ///
+    /// # Errors
+    /// As [`Self::join`].
+    pub async fn renew(
+        &mut self,
+        (name, generation): (&str, i64),
+        applied: i64,
+        lease: Duration,
+    ) -> Result<Renewal, StoreError> {
+        let sql = format!(
+            "WITH own AS (UPDATE replicas SET renewed_ms = {NOW}, applied = greatest(applied, $4) \
+             WHERE name = $1 AND generation = $2 RETURNING name) \
+             SELECT (SELECT count(*) FROM own) AS renewed, v.revision, {} \
+             FROM revisions v LEFT JOIN replicas r ON true ORDER BY r.name LIMIT $5",
+            columns("$3")
+        );
+        let lease = i64::try_from(lease.as_millis()).unwrap_or(i64::MAX);
+        let binds = [
+            Bind::Text(name),
+            Bind::Number(generation),
+            Bind::Number(lease),
+            Bind::Number(applied),
+            Bind::Number(MOST_ROWS),
+        ];
+        let found = self.ask(&sql, &binds).await?;
+        let mut renewal = Renewal { renewed: false, rows: Vec::new(), revision: 0 };
+        for row in &found {
+            renewal.renewed = row.try_get::<i64, _>("renewed")? == 1;
+            renewal.revision = row.try_get("revision")?;
+            if row.try_get::<Option<String>, _>("name")?.is_some() {
+                renewal.rows.push(self::row(row)?);
+            }
+        }
+        Ok(renewal)
+    }
+
+    /// Notes what this start has applied, and tells the others at once.
+    ///
+    /// # Errors
+    /// As [`Self::join`].
+    pub async fn tell(
+        &mut self,
+        (name, generation): (&str, i64),
+        changed: i64,
+        applied: i64,
+    ) -> Result<(), StoreError> {
+        let told = format!("{name} {generation} {changed} {applied}");
+        let sql = "WITH own AS (UPDATE replicas SET applied = greatest(applied, $3) \
+                   WHERE name = $1 AND generation = $2 RETURNING name) SELECT count(pg_notify($4, $5)) FROM own";
+        let binds = [
+            Bind::Text(name),
+            Bind::Number(generation),
+            Bind::Number(applied),
+            Bind::Text(REPLICAS),
+            Bind::Text(&told),
+        ];
+        self.ask(sql, &binds).await.map(drop)
+    }
+
+    /// Writes tunnels of clusters, each under the number that it has, and tells the others. Whether this start's row
+    /// is still there.
+    ///
+    /// # Errors
+    /// As [`Self::join`].
+    pub async fn write_tunnels(
+        &mut self,
+        (name, generation): (&str, i64),
+        applied: i64,
+        tunnels: &[Held],
+    ) -> Result<bool, StoreError> {
+        let Some(last) = tunnels.last().map(|held| held.changed) else { return Ok(true) };
+        let rows: Vec<_> = tunnels
+            .iter()
+            .map(|held| json!({"k": held.key.hex(), "u": held.users, "o": held.others, "c": held.changed}))
+            .collect();
+        let rows = serde_json::Value::from(rows).to_string();
+        let told = format!("{name} {generation} {last} {applied}");
+        let sql = format!(
+            "WITH own AS (UPDATE replicas SET changed = $3 WHERE name = $1 AND generation = $2 RETURNING name), \
+             written AS (INSERT INTO tunnels (replica, cluster_key, takes_users, takes_none, changed, since_ms) \
+             SELECT own.name, t.k, t.u, t.o, t.c, {NOW} \
+             FROM own, json_to_recordset($4::text::json) AS t(k text, u bigint, o bigint, c bigint) \
+             ON CONFLICT (replica, cluster_key) DO UPDATE SET takes_users = excluded.takes_users, \
+             takes_none = excluded.takes_none, changed = excluded.changed) \
+             SELECT count(pg_notify($5, $6)) FROM own"
+        );
+        let binds = [
+            Bind::Text(name),
+            Bind::Number(generation),
+            Bind::Number(last),
+            Bind::Text(&rows),
+            Bind::Text(REPLICAS),
+            Bind::Text(&told),
+        ];
+        let found = self.ask(&sql, &binds).await?;
+        Ok(found.first().map(|row| row.try_get::<i64, _>(0)).transpose()? == Some(1))
+    }
+
+    /// Deletes rows of clusters without a tunnel that have changed up to a number.
+    ///
+    /// # Errors
+    /// As [`Self::join`].
+    pub async fn forget_tunnels(&mut self, (name, generation): (&str, i64), upto: i64) -> Result<(), StoreError> {
+        let sql = "WITH own AS (UPDATE replicas SET forgotten = greatest(forgotten, $3) \
+                   WHERE name = $1 AND generation = $2 RETURNING name) \
+                   DELETE FROM tunnels WHERE replica IN (SELECT name FROM own) AND changed <= $3 \
+                   AND takes_users = 0 AND takes_none = 0";
+        self.ask(sql, &[Bind::Text(name), Bind::Number(generation), Bind::Number(upto)]).await.map(drop)
+    }
+
+    /// What of a start's tunnels has changed since a number, up to [`TUNNELS_AT_ONCE`] in the order of their numbers.
+    ///
+    /// # Errors
+    /// As [`Self::join`].
+    pub async fn tunnels(&mut self, (name, generation): (&str, i64), since: i64) -> Result<Vec<Held>, StoreError> {
+        let sql = "SELECT t.cluster_key, t.takes_users, t.takes_none, t.changed FROM replicas r \
+                   JOIN tunnels t ON t.replica = r.name WHERE r.name = $1 AND r.generation = $2 \
+                   AND t.changed > $3 ORDER BY t.changed LIMIT $4";
+        let most = i64::from(TUNNELS_AT_ONCE);
+        let binds = [Bind::Text(name), Bind::Number(generation), Bind::Number(since), Bind::Number(most)];
+        let held = |row: &AnyRow| {
+            let key: String = row.try_get(0)?;
+            let key = ClusterKey::from_hex(key.as_bytes())
+                .ok_or_else(|| StoreError::Row { table: "tunnels", reason: format!("the key {key}") })?;
+            let count = |at| Ok::<_, StoreError>(u16::try_from(row.try_get::<i64, _>(at)?).unwrap_or(u16::MAX));
+            Ok(Held { key, users: count(1)?, others: count(2)?, changed: row.try_get(3)? })
+        };
+        self.ask(sql, &binds).await?.iter().map(held).collect()
+    }
+
+    /// Deletes rows whose leases were renewed last longer ago than `after`.
+    ///
+    /// # Errors
+    /// As [`Self::join`].
+    pub async fn sweep(&mut self, after: Duration) -> Result<(), StoreError> {
+        let sql = format!(
+            "WITH old AS (DELETE FROM replicas WHERE renewed_ms + $1 < {NOW} RETURNING name) \
+             DELETE FROM tunnels WHERE replica IN (SELECT name FROM old)"
+        );
+        let after = i64::try_from(after.as_millis()).unwrap_or(i64::MAX);
+        self.ask(&sql, &[Bind::Number(after)]).await.map(drop)
+    }
+
+    /// Gives a lease back, with all that belongs to it.
+    ///
+    /// # Errors
+    /// As [`Self::join`].
+    pub async fn leave(&mut self, (name, generation): (&str, i64)) -> Result<(), StoreError> {
+        let sql = "WITH own AS (DELETE FROM replicas WHERE name = $1 AND generation = $2 RETURNING name), \
+                   gone AS (DELETE FROM tunnels WHERE replica IN (SELECT name FROM own)) \
+                   SELECT count(pg_notify($3, 'look')) FROM own";
+        self.ask(sql, &[Bind::Text(name), Bind::Number(generation), Bind::Text(REPLICAS)]).await.map(drop)
+    }
+}
+
+fn row(row: &AnyRow) -> Result<Row, StoreError> {
+    Ok(Row {
+        name: row.try_get("name")?,
+        generation: row.try_get("generation")?,
+        address: row.try_get("address")?,
+        version: row.try_get("version")?,
+        started_ms: row.try_get("started_ms")?,
+        renewed_ms: row.try_get("renewed_ms")?,
+        applied: row.try_get("applied")?,
+        changed: row.try_get("changed")?,
+        forgotten: row.try_get("forgotten")?,
+        alive: row.try_get::<i64, _>("alive")? == 1,
+        age_ms: row.try_get("age_ms")?,
+    })
+}
+
+/// Hears what the database tells. Reconnects by itself; [`Told::Look`] says that something may have been missed.
+pub struct Ear {
+    listener: PgListener,
+}
+
+/// How long an ear that hears nothing waits before it makes sure that its connection is alive.
+const SILENCE: Duration = Duration::from_secs(30);
+
+impl Ear {
+    /// Connects.
+    ///
+    /// # Errors
+    /// When the database cannot be reached.
+    pub async fn open(url: &str) -> Result<Self, StoreError> {
+        let opened = async {
+            let mut listener = PgListener::connect(url).await?;
+            listener.listen_all([REVISIONS, REPLICAS]).await?;
+            Ok::<_, sqlx::Error>(listener)
+        };
+        match tokio::time::timeout(STATEMENT, opened).await {
+            Ok(listener) => Ok(Self { listener: listener? }),
+            Err(_) => Err(sqlx::Error::PoolTimedOut.into()),
+        }
+    }
+
+    /// The next that is told.
+    ///
+    /// # Errors
+    /// When the connection is lost and cannot be made again at once: open another.
+    pub async fn hear(&mut self) -> Result<Told, StoreError> {
+        loop {
+            match tokio::time::timeout(SILENCE, self.listener.try_recv()).await {
+                Ok(Ok(Some(told))) => return Ok(Told::parse(told.channel(), told.payload())),
+                Ok(Ok(None)) => return Ok(Told::Look),
+                Ok(Err(error)) => return Err(error.into()),
+                // A peer that is gone without a word is only noticed by asking it.
+                Err(_) => {
+                    let asked = sqlx::query("SELECT 1").execute(&mut self.listener);
+                    match tokio::time::timeout(STATEMENT, asked).await {
+                        Ok(done) => done.map(drop)?,
+                        Err(_) => return Err(sqlx::Error::PoolTimedOut.into()),
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// What of the rows an operator is shown: the rows, the newest revision, and tunnels by replica.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Overview {
+    /// All replicas whose rows are there.
+    pub rows: Vec<Row>,
+    /// The store's newest revision.
+    pub revision: i64,
+    /// Names of replicas, and how many tunnels and clusters with tunnels each has.
+    pub tunnels: Vec<(String, i64, i64)>,
+}
+
+impl Store {
+    /// Names, generations and applied revisions of replicas whose leases last now.
+    ///
+    /// # Errors
+    /// When the database cannot be read.
+    pub async fn living_replicas(&self, lease: Duration) -> Result<Vec<(String, i64, i64)>, StoreError> {
+        let lasts = lasts("$1");
+        let sql = format!("SELECT name, generation, applied FROM replicas r WHERE {lasts} ORDER BY name LIMIT $2");
+        let lease = i64::try_from(lease.as_millis()).unwrap_or(i64::MAX);
+        let query = sqlx::query(sqlx::AssertSqlSafe(sql)).bind(lease).bind(MOST_ROWS);
+        let rows = query.fetch_all(&self.readers).await?;
+        rows.iter().map(|row| Ok((row.try_get(0)?, row.try_get(1)?, row.try_get(2)?))).collect()
+    }
+
+    /// All replicas, for operators.
+    ///
+    /// # Errors
+    /// When the database cannot be read.
+    pub async fn replicas_overview(&self, lease: Duration) -> Result<Overview, StoreError> {
+        let mut overview = Overview { rows: Vec::new(), revision: self.revision().await?, tunnels: Vec::new() };
+        let sql = format!("SELECT {} FROM replicas r ORDER BY r.name", columns("$1"));
+        let lease = i64::try_from(lease.as_millis()).unwrap_or(i64::MAX);
+        for found in sqlx::query(sqlx::AssertSqlSafe(sql)).bind(lease).fetch_all(&self.readers).await? {
+            overview.rows.push(row(&found)?);
+        }
+        let sql = "SELECT replica, sum(takes_users + takes_none)::bigint, count(*)::bigint FROM tunnels \
+                   WHERE takes_users + takes_none > 0 GROUP BY replica ORDER BY replica";
+        for found in sqlx::query(sql).fetch_all(&self.readers).await? {
+            overview.tunnels.push((found.try_get(0)?, found.try_get(1)?, found.try_get(2)?));
+        }
+        Ok(overview)
+    }
+
+    /// Tells this process's followers of a revision that another process wrote.
+    pub fn written_elsewhere(&self, revision: i64) {
+        self.committed(revision);
+    }
+}
+
+/// Tells other processes of a write, when it is committed.
+pub(super) async fn announce(connection: &mut AnyConnection, revision: i64) -> Result<(), StoreError> {
+    let sql = "SELECT count(pg_notify($1, $2))";
+    sqlx::query(sql).bind(REVISIONS).bind(revision.to_string()).execute(connection).await?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn t12_what_is_told_is_read_and_anything_else_makes_one_look() {
+        assert_eq!(Told::parse(REVISIONS, "17"), Told::Revision(17));
+        let told = Told::Replica { name: "a".to_owned(), generation: 3, changed: 4, applied: 5 };
+        assert_eq!(Told::parse(REPLICAS, "a 3 4 5"), told);
+        for odd in ["look", "", "a 3 4", "a x 4 5"] {
+            assert_eq!(Told::parse(REPLICAS, odd), Told::Look, "{odd:?}");
+        }
+        assert_eq!(Told::parse(REVISIONS, "x"), Told::Look);
+    }
+}

@@ -1,0 +1,493 @@
+//! Several gateways on one database: leases, tunnels of others, confirmed writes, and a database that goes away.
+
+use std::{
+    path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use daemon::Shutdown;
+use gateway::{
+    Extras, Gateway, Handle,
+    cluster::{Cluster, ClusterRef, Named},
+    config::{Config, replicas::Replicas as Settings},
+    control::confirming,
+    fleet::registry::{Registered, Registry},
+    init::{self, Plan},
+    metrics::Metrics,
+    replicas::{LEASE, Replicas, holders::Count, keep::Keeper},
+    sessions::Sessions,
+    store::{
+        batch::{Batch, Expect},
+        replicas::{Ear, Held, Line, TUNNELS_AT_ONCE, Told},
+    },
+};
+use tokio::{
+    net::{UnixListener, UnixStream},
+    sync::watch,
+    task::{JoinHandle, JoinSet},
+};
+use tunnel::transport::{TunnelHandle, memory};
+use types::ids::{ClusterId, ClusterKey};
+
+use crate::place::{Place, cluster, group};
+
+pub fn tests() -> Vec<(&'static str, crate::Test)> {
+    crate::tests![
+        t12_a_lease_is_of_the_last_start_of_its_name,
+        t12_tunnels_are_read_by_pages_and_then_only_what_has_changed,
+        t12_what_ended_is_swept_and_what_left_is_gone_at_once,
+        t12_what_one_replica_writes_the_others_hear,
+        t7_each_replica_knows_the_tunnels_of_the_others,
+        t12_an_idle_replica_sends_one_statement_for_each_renewal,
+        k11_the_earlier_of_two_with_one_name_is_fenced_at_once,
+        t12_a_write_names_the_replicas_that_have_not_confirmed_it,
+        k11_a_replica_without_its_database_is_fenced_until_it_is_back,
+    ]
+}
+
+/// Slow, and nothing fails: figures for docs/measurements, with `--ignored`.
+pub fn figures() -> Vec<(&'static str, crate::Test)> {
+    crate::tests![leases_of_100000_tunnels]
+}
+
+/// Nothing in a test may take longer.
+const LONG: Duration = Duration::from_secs(60);
+
+/// Waits until something holds.
+async fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    let mut look = tokio::time::interval(Duration::from_millis(10));
+    while !holds() {
+        assert!(begun.elapsed() < LONG, "{what}: not within {LONG:?}");
+        look.tick().await;
+    }
+}
+
+fn id(name: &str) -> ClusterId {
+    format!("/subscriptions/s/resourceGroups/g/providers/Microsoft.Kubernetes/connectedClusters/{name}")
+        .parse()
+        .unwrap()
+}
+
+fn key(name: &str) -> ClusterKey {
+    id(name).key()
+}
+
+fn held(name: &str, users: u16, changed: i64) -> Held {
+    Held { key: key(name), users, others: 0, changed }
+}
+
+async fn t12_a_lease_is_of_the_last_start_of_its_name(place: Place) {
+    place.open().await.close().await;
+    let (mut first, mut second) = (Line::new(&place.url).unwrap(), Line::new(&place.url).unwrap());
+    let one = first.join("a", "10.0.0.1:8444", "1").await.unwrap();
+    assert!(first.write_tunnels(("a", one), 0, &[held("x", 1, 1)]).await.unwrap());
+    let renewal = first.renew(("a", one), 7, LEASE).await.unwrap();
+    assert!(renewal.renewed && renewal.rows[0].alive && renewal.rows[0].changed == 1, "{renewal:?}");
+
+    let two = second.join("a", "10.0.0.2:8444", "2").await.unwrap();
+    assert!(two > one);
+    let renewal = first.renew(("a", one), 8, LEASE).await.unwrap();
+    assert!(!renewal.renewed && renewal.rows[0].generation == two, "{renewal:?}");
+    assert!(!first.write_tunnels(("a", one), 0, &[held("y", 1, 2)]).await.unwrap());
+    assert_eq!(second.tunnels(("a", two), 0).await.unwrap(), [], "what the first start had is gone");
+    let row = second.renew(("a", two), 9, LEASE).await.unwrap().rows.remove(0);
+    assert_eq!((row.address.as_str(), row.version.as_str(), row.applied), ("10.0.0.2:8444", "2", 0));
+    first.leave(("a", one)).await.unwrap();
+    assert!(second.renew(("a", two), 9, LEASE).await.unwrap().renewed, "nobody gives back another's lease");
+}
+
+async fn t12_tunnels_are_read_by_pages_and_then_only_what_has_changed(place: Place) {
+    place.open().await.close().await;
+    let mut line = Line::new(&place.url).unwrap();
+    let generation = line.join("a", "a:1", "1").await.unwrap();
+    let own = ("a", generation);
+    let many = i64::from(TUNNELS_AT_ONCE) + 5;
+    let all: Vec<Held> = (1..=many).map(|n| held(&format!("c{n}"), 1, n)).collect();
+    for some in all.chunks(TUNNELS_AT_ONCE as usize) {
+        assert!(line.write_tunnels(own, 0, some).await.unwrap());
+    }
+    let first = line.tunnels(own, 0).await.unwrap();
+    assert_eq!(first, all[..TUNNELS_AT_ONCE as usize]);
+    assert_eq!(line.tunnels(own, first.last().unwrap().changed).await.unwrap().len(), 5);
+    // One goes, one has another: both are under new numbers, and nothing else is told again.
+    let news = [held("c1", 0, many + 1), held("c2", 3, many + 2)];
+    assert!(line.write_tunnels(own, 0, &news).await.unwrap());
+    assert_eq!(line.tunnels(own, many).await.unwrap(), news);
+    line.forget_tunnels(own, many + 1).await.unwrap();
+    assert_eq!(line.tunnels(own, many).await.unwrap(), news[1..]);
+    assert_eq!(line.renew(own, 0, LEASE).await.unwrap().rows[0].forgotten, many + 1);
+    assert_eq!(line.tunnels(("a", generation + 1), 0).await.unwrap(), [], "of another start");
+}
+
+async fn t12_what_ended_is_swept_and_what_left_is_gone_at_once(place: Place) {
+    place.open().await.close().await;
+    let mut line = Line::new(&place.url).unwrap();
+    let a = line.join("a", "a:1", "1").await.unwrap();
+    let b = line.join("b", "b:1", "1").await.unwrap();
+    assert!(line.write_tunnels(("b", b), 0, &[held("x", 1, 1)]).await.unwrap());
+    place.sql("UPDATE replicas SET renewed_ms = renewed_ms - 60000 WHERE name = 'b'").await;
+    let rows = line.renew(("a", a), 0, LEASE).await.unwrap().rows;
+    assert_eq!(rows.iter().map(|row| row.alive).collect::<Vec<_>>(), [true, false]);
+    line.sweep(Duration::from_secs(600)).await.unwrap();
+    assert_eq!(line.renew(("a", a), 0, LEASE).await.unwrap().rows.len(), 2, "not yet");
+    line.sweep(Duration::from_secs(50)).await.unwrap();
+    assert_eq!(line.renew(("a", a), 0, LEASE).await.unwrap().rows.len(), 1);
+    assert_eq!(place.texts("SELECT replica FROM tunnels").await, Vec::<String>::new());
+    assert!(!line.renew(("b", b), 0, LEASE).await.unwrap().renewed, "it has to begin anew");
+    line.leave(("a", a)).await.unwrap();
+    assert_eq!(place.texts("SELECT name FROM replicas").await, Vec::<String>::new());
+}
+
+async fn t12_what_one_replica_writes_the_others_hear(place: Place) {
+    let store = place.open().await;
+    let mut ear = Ear::open(&place.url).await.unwrap();
+    let revision = store.put(&group("g"), Expect::Absent).await.unwrap().unwrap();
+    assert_eq!(ear.hear().await.unwrap(), Told::Revision(revision));
+    // What does not happen is not told.
+    store.put(&group("g"), Expect::Absent).await.unwrap().unwrap_err();
+    let mut line = Line::new(&place.url).unwrap();
+    let generation = line.join("a", "a:1", "1").await.unwrap();
+    assert_eq!(ear.hear().await.unwrap(), Told::Look);
+    line.tell(("a", generation), 0, revision).await.unwrap();
+    let told = Told::Replica { name: "a".to_owned(), generation, changed: 0, applied: revision };
+    assert_eq!(ear.hear().await.unwrap(), told);
+}
+
+/// A replica that a test plays: all but its listeners.
+struct Played {
+    keeper: Arc<Keeper>,
+    /// Ends what follows it once it is dropped.
+    _applied: watch::Sender<i64>,
+    shutdown: Shutdown,
+    running: JoinHandle<()>,
+    /// Tunnels that are up, with their agents' ends.
+    up: Vec<(Registered, TunnelHandle)>,
+}
+
+impl Played {
+    async fn start(place: &Place, name: &str) -> Self {
+        let store = place.open().await;
+        let settings = Settings {
+            name: name.to_owned(),
+            listen: "127.0.0.1:0".parse().unwrap(),
+            address: Some(format!("{name}:8444")),
+            stale_for: Duration::ZERO,
+        };
+        let metrics = Arc::new(Metrics::new());
+        let applied = watch::Sender::new(store.revision().await.unwrap());
+        let keeper = Arc::new(Keeper {
+            replicas: Arc::new(Replicas::new(settings, None)),
+            store,
+            url: place.url.clone(),
+            tunnels: Arc::<Registry>::default(),
+            known: applied.subscribe(),
+            sessions: Sessions::new(Arc::clone(&metrics)),
+            metrics,
+            statements: Arc::default(),
+        });
+        let shutdown = Shutdown::new();
+        let running = tokio::spawn(Arc::clone(&keeper).run(shutdown.clone()));
+        let this = Self { keeper, _applied: applied, shutdown, running, up: Vec::new() };
+        until("it has a lease", || this.replicas().admits()).await;
+        this
+    }
+
+    fn replicas(&self) -> &Arc<Replicas> {
+        &self.keeper.replicas
+    }
+
+    async fn connect(&mut self, name: &str) {
+        let cluster: ClusterRef = Cluster::new(id(name));
+        let (gateway, agent) = memory::pair().await;
+        self.up.push((self.keeper.tunnels.add(gateway, cluster, (Named::default(), None)), agent));
+    }
+
+    async fn stop(self) {
+        self.shutdown.close();
+        self.running.await.unwrap();
+        self.keeper.leave().await;
+    }
+}
+
+fn names(replicas: &[Arc<gateway::replicas::Replica>]) -> Vec<String> {
+    replicas.iter().map(|replica| replica.name.clone()).collect()
+}
+
+async fn t7_each_replica_knows_the_tunnels_of_the_others(place: Place) {
+    let mut a = Played::start(&place, "a").await;
+    a.connect("before").await;
+    let mut b = Played::start(&place, "b").await;
+    let holders = |of: &Played, name: &str| names(&of.replicas().holders(&key(name)));
+    assert_eq!(names(&b.replicas().others()), ["a"]);
+    until("b knows what a had before", || holders(&b, "before") == ["a"]).await;
+    b.connect("x").await;
+    a.connect("x").await;
+    until("each knows the other's", || holders(&a, "x") == ["b"] && holders(&b, "x") == ["a"]).await;
+    b.connect("x").await;
+    until("two of b's", || a.replicas().tunnels_elsewhere(&key("x")) == 2).await;
+    b.up.clear();
+    until("none of b's", || holders(&a, "x").is_empty() && a.replicas().tunnels_elsewhere(&key("x")) == 0).await;
+
+    // By the database's clock the lease of b has ended; it renews it, and still has what it had.
+    b.connect("x").await;
+    until("b's again", || holders(&a, "x") == ["b"]).await;
+    place.sql("UPDATE replicas SET renewed_ms = renewed_ms - 60000 WHERE name = 'b'").await;
+    until("b is alive", || holders(&a, "x") == ["b"]).await;
+
+    // Its row is deleted: it takes another lease, and writes all that it has again.
+    place.sql("DELETE FROM tunnels WHERE replica = 'b'; DELETE FROM replicas WHERE name = 'b'").await;
+    let before = b.replicas().generation();
+    until("b has another lease", || b.replicas().generation() > before).await;
+    until("a knows what b has", || holders(&a, "x") == ["b"]).await;
+
+    b.stop().await;
+    until("b has left", || a.replicas().others().is_empty() && a.replicas().clusters_elsewhere() == 0).await;
+    a.stop().await;
+}
+
+async fn t12_an_idle_replica_sends_one_statement_for_each_renewal(place: Place) {
+    let mut a = Played::start(&place, "a").await;
+    let b = Played::start(&place, "b").await;
+    a.connect("x").await;
+    until("b knows it", || b.replicas().holders(&key("x")).len() == 1).await;
+    let store = place.open().await;
+    let renewed = async || {
+        let rows = store.replicas_overview(LEASE).await.unwrap().rows;
+        rows.into_iter().find(|row| row.name == "a").unwrap().renewed_ms
+    };
+    // What began before has ended with the next renewal.
+    let begun = renewed().await;
+    while renewed().await == begun {}
+    let (before, mut last, mut renewals) = (a.keeper.statements.load(Ordering::SeqCst), renewed().await, 0);
+    while renewals < 3 {
+        let now = renewed().await;
+        renewals += u64::from(now != last);
+        last = now;
+    }
+    let sent = a.keeper.statements.load(Ordering::SeqCst) - before;
+    assert!(sent <= renewals + 1, "{sent} statements in {renewals} renewals");
+    a.stop().await;
+    b.stop().await;
+}
+
+async fn k11_the_earlier_of_two_with_one_name_is_fenced_at_once(place: Place) {
+    let first = Played::start(&place, "a").await;
+    let second = Played::start(&place, "a").await;
+    until("the first is fenced", || first.replicas().is_superseded() && !first.replicas().admits()).await;
+    assert!(second.replicas().admits() && second.replicas().others().is_empty());
+    first.stop().await;
+    assert_eq!(place.texts("SELECT name FROM replicas").await, ["a"], "the lease is the second's");
+    second.stop().await;
+}
+
+/// Carries connections to the server's socket until they are cut.
+struct Cable {
+    folder: tempfile::TempDir,
+    server: PathBuf,
+    carrying: Option<JoinHandle<()>>,
+}
+
+impl Cable {
+    const SOCKET: &str = ".s.PGSQL.5432";
+
+    fn new(place: &Place) -> Self {
+        let host = place.url.split("host=").nth(1).unwrap().split('&').next().unwrap().replace("%2F", "/");
+        let folder = tempfile::tempdir().unwrap();
+        let mut this = Self { folder, server: Path::new(&host).join(Self::SOCKET), carrying: None };
+        this.mend();
+        this
+    }
+
+    fn url(&self, place: &Place) -> String {
+        let host = self.folder.path().to_str().unwrap().replace('/', "%2F");
+        let (before, rest) = place.url.split_once("host=").unwrap();
+        format!("{before}host={host}&{}", rest.split_once('&').unwrap().1)
+    }
+
+    fn mend(&mut self) {
+        let socket = self.folder.path().join(Self::SOCKET);
+        let _ = std::fs::remove_file(&socket);
+        let (listener, server) = (UnixListener::bind(socket).unwrap(), self.server.clone());
+        self.carrying = Some(tokio::spawn(async move {
+            // Connections end with this task.
+            let mut carried = JoinSet::new();
+            loop {
+                let (mut near, _) = listener.accept().await.unwrap();
+                let mut far = UnixStream::connect(&server).await.unwrap();
+                carried.spawn(async move { tokio::io::copy_bidirectional(&mut near, &mut far).await });
+            }
+        }));
+    }
+
+    async fn cut(&mut self) {
+        let carrying = self.carrying.take().unwrap();
+        carrying.abort();
+        let _ = carrying.await;
+    }
+}
+
+/// A whole gateway on the database, with files of its own.
+struct Whole {
+    gateway: Handle,
+    running: JoinHandle<()>,
+}
+
+impl Whole {
+    async fn start(folder: &Path, name: &str, url: &str, uptime: Option<gateway::replicas::Uptime>) -> Self {
+        if !folder.join("gateway.toml").exists() {
+            let listen = "127.0.0.1:0".parse().unwrap();
+            let url = "https://gateway.example.org:8443".to_owned();
+            let plan = Plan { directory: folder.join("made"), url, listen, admin: listen, certificate: None };
+            init::init(&plan).unwrap();
+            for entry in std::fs::read_dir(folder.join("made")).unwrap() {
+                let entry = entry.unwrap();
+                std::fs::rename(entry.path(), folder.join(entry.file_name())).unwrap();
+            }
+        }
+        let made = std::fs::read_to_string(folder.join("gateway.toml")).unwrap();
+        let made = made.replace(folder.join("made").to_str().unwrap(), folder.to_str().unwrap());
+        let at = made.lines().find(|line| line.starts_with("store_file")).unwrap();
+        let address = folder.join(format!("{name}.url"));
+        private(&address, url);
+        let text = made.replace(at, &format!("postgres_url_file = \"{name}.url\""));
+        let text = format!("{text}\n[replicas]\nname = \"{name}\"\nlisten = \"127.0.0.1:0\"\nstale_for = \"20s\"\n");
+        let file = folder.join(format!("{name}.toml"));
+        std::fs::write(&file, text).unwrap();
+        let extras = Extras { uptime, ..Extras::default() };
+        let gateway = Gateway::build(Config::load(&file).unwrap(), extras).await.unwrap();
+        let handle = gateway.handle();
+        let this = Self { gateway: handle, running: tokio::spawn(gateway.run()) };
+        until("it admits", || this.replicas().admits()).await;
+        this
+    }
+
+    fn replicas(&self) -> &Arc<Replicas> {
+        self.gateway.core().replicas.as_ref().unwrap()
+    }
+
+    fn control(&self) -> &Arc<gateway::control::Control> {
+        self.gateway.core().control.as_ref().unwrap()
+    }
+
+    fn revision(&self) -> i64 {
+        *self.control().revisions().borrow()
+    }
+
+    async fn stop(self) {
+        self.gateway.drain();
+        tokio::time::timeout(LONG, self.running).await.unwrap().unwrap();
+    }
+}
+
+fn private(path: &Path, text: &str) {
+    use std::{io::Write as _, os::unix::fs::OpenOptionsExt as _};
+    let made = std::fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path);
+    made.unwrap().write_all(text.as_bytes()).unwrap();
+}
+
+fn puts(name: &str) -> Batch {
+    Batch { puts: vec![(group(name), Expect::Any)], ..Batch::default() }
+}
+
+async fn t12_a_write_names_the_replicas_that_have_not_confirmed_it(place: Place) {
+    let folder = tempfile::tempdir().unwrap();
+    let mut cable = Cable::new(&place);
+    let a = Whole::start(folder.path(), "a", &place.url, None).await;
+    let b = Whole::start(folder.path(), "b", &cable.url(&place), None).await;
+    for name in ["g", "h", "i"] {
+        let (written, unconfirmed) = confirming(a.control().write(&puts(name))).await;
+        let revision = written.unwrap().unwrap();
+        assert!(unconfirmed.is_empty(), "{unconfirmed:?}");
+        assert!(b.revision() >= revision, "b has applied what is acknowledged");
+    }
+    // Of what b cannot read it cannot confirm anything, and its lease still lasts.
+    cable.cut().await;
+    let (written, unconfirmed) = confirming(a.control().write(&puts("k"))).await;
+    let revision = written.unwrap().unwrap();
+    assert_eq!(unconfirmed.into_iter().collect::<Vec<_>>(), ["b"]);
+    assert!(b.revision() < revision);
+    // Its own writes fail, and nothing is lost for who may repeat them.
+    let error = b.control().write(&puts("l")).await.unwrap_err();
+    assert!(error.is_unavailable(), "{error:?}");
+    // By the database's clock its lease has ended: nobody waits for it any more.
+    place.sql("UPDATE replicas SET renewed_ms = renewed_ms - 60000 WHERE name = 'b'").await;
+    let (_, unconfirmed) = confirming(a.control().write(&puts("m"))).await;
+    assert!(unconfirmed.is_empty(), "{unconfirmed:?}");
+    cable.mend();
+    until("b has caught up", || b.revision() >= a.revision()).await;
+    until("a sees b", || names(&a.replicas().others()) == ["b"]).await;
+    let (_, unconfirmed) = confirming(b.control().write(&puts("n"))).await;
+    assert!(unconfirmed.is_empty(), "{unconfirmed:?}");
+    b.stop().await;
+    until("b has left", || a.replicas().others().is_empty()).await;
+    a.stop().await;
+}
+
+async fn k11_a_replica_without_its_database_is_fenced_until_it_is_back(place: Place) {
+    let folder = tempfile::tempdir().unwrap();
+    let mut cable = Cable::new(&place);
+    let now = Arc::new(AtomicU64::new(1_000_000));
+    let clock = Arc::clone(&now);
+    let uptime = Arc::new(move || Duration::from_millis(clock.load(Ordering::SeqCst)));
+    let a = Whole::start(folder.path(), "a", &cable.url(&place), Some(uptime)).await;
+    let ready = async || {
+        let admin = a.gateway.addresses().admin;
+        let mut stream = tokio::net::TcpStream::connect(admin).await.unwrap();
+        let request = format!("GET /readyz HTTP/1.1\r\nhost: {admin}\r\nconnection: close\r\n\r\n");
+        tokio::io::AsyncWriteExt::write_all(&mut stream, request.as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        tokio::io::AsyncReadExt::read_to_string(&mut stream, &mut answer).await.unwrap();
+        answer[9..12].to_owned()
+    };
+    assert_eq!(ready().await, "200");
+    cable.cut().await;
+    // The lease has ended, and then the 20 s that it goes on with what it knows.
+    now.fetch_add(u64::try_from(LEASE.as_millis()).unwrap() + 19_999, Ordering::SeqCst);
+    assert!(a.gateway.core().admits() && ready().await == "200");
+    now.fetch_add(1, Ordering::SeqCst);
+    assert!(!a.gateway.core().admits() && ready().await == "503");
+    cable.mend();
+    until("it has its lease again", || a.gateway.core().admits()).await;
+    assert_eq!(ready().await, "200");
+    a.stop().await;
+}
+
+async fn leases_of_100000_tunnels(place: Place) {
+    const TUNNELS: i64 = 100_000;
+    let store = place.open().await;
+    let mut line = Line::new(&place.url).unwrap();
+    let own = ("b", line.join("b", "b:1", "1").await.unwrap());
+    let all: Vec<Held> = (1..=TUNNELS).map(|n| held(&format!("c{n}"), 1, n)).collect();
+    let begun = Instant::now();
+    for some in all.chunks(TUNNELS_AT_ONCE as usize) {
+        line.write_tunnels(own, 0, some).await.unwrap();
+    }
+    let written = begun.elapsed();
+    let memory = || {
+        let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
+        pages.split(' ').nth(1).unwrap().parse::<usize>().unwrap() * 4096
+    };
+    let (before, begun) = (memory(), Instant::now());
+    let a = Played::start(&place, "a").await;
+    let read = begun.elapsed();
+    assert_eq!(a.replicas().clusters_elsewhere(), all.len());
+    let each = (memory() - before) / all.len();
+    let begun = Instant::now();
+    let found: usize = all.iter().map(|held| a.replicas().holders(&held.key).len()).sum();
+    let look = begun.elapsed() / u32::try_from(TUNNELS).unwrap();
+    let missing: Vec<ClusterKey> = (0..TUNNELS).map(|n| key(&format!("d{n}"))).collect();
+    let begun = Instant::now();
+    assert!(missing.iter().all(|key| a.replicas().holders(key).is_empty()));
+    let miss = begun.elapsed() / u32::try_from(TUNNELS).unwrap();
+    assert_eq!(found, all.len());
+    println!(
+        "{TUNNELS} leases: written in {written:?}, read at the start in {read:?}, {each} bytes each, a look takes {look:?}, one that finds nothing {miss:?}"
+    );
+    assert!(Count::default().is_zero() && store.revision().await.unwrap() == 0 && cluster("c").revision == 0);
+    a.stop().await;
+}
