@@ -452,7 +452,7 @@ mod tests {
     }
 
     #[test]
-    fn k11_a_replica_admits_nothing_once_its_lease_and_the_grace_have_ended() {
+    fn t12_a_replica_admits_nothing_once_its_lease_and_the_grace_have_ended() {
         for stale_for in [Duration::ZERO, Duration::from_secs(300)] {
             let now = Arc::new(AtomicU64::new(1_000_000));
             let clock = Arc::clone(&now);

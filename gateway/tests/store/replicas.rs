@@ -43,9 +43,9 @@ pub fn tests() -> Vec<(&'static str, crate::Test)> {
         t12_what_one_replica_writes_the_others_hear,
         t7_each_replica_knows_the_tunnels_of_the_others,
         t12_an_idle_replica_sends_one_statement_for_each_renewal,
-        k11_the_earlier_of_two_with_one_name_is_fenced_at_once,
+        t12_the_earlier_of_two_with_one_name_is_fenced_at_once,
         t12_a_write_names_the_replicas_that_have_not_confirmed_it,
-        k11_a_replica_without_its_database_is_fenced_until_it_is_back,
+        t12_a_replica_without_its_database_is_fenced_until_it_is_back,
     ]
 }
 
@@ -275,7 +275,7 @@ async fn t12_an_idle_replica_sends_one_statement_for_each_renewal(place: Place) 
     b.stop().await;
 }
 
-async fn k11_the_earlier_of_two_with_one_name_is_fenced_at_once(place: Place) {
+async fn t12_the_earlier_of_two_with_one_name_is_fenced_at_once(place: Place) {
     let first = Played::start(&place, "a").await;
     let second = Played::start(&place, "a").await;
     until("the first is fenced", || first.replicas().is_superseded() && !first.replicas().admits()).await;
@@ -428,7 +428,7 @@ async fn t12_a_write_names_the_replicas_that_have_not_confirmed_it(place: Place)
     a.stop().await;
 }
 
-async fn k11_a_replica_without_its_database_is_fenced_until_it_is_back(place: Place) {
+async fn t12_a_replica_without_its_database_is_fenced_until_it_is_back(place: Place) {
     let folder = tempfile::tempdir().unwrap();
     let mut cable = Cable::new(&place);
     let now = Arc::new(AtomicU64::new(1_000_000));

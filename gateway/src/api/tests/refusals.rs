@@ -215,7 +215,7 @@ proptest::proptest! {
 }
 
 #[tokio::test]
-async fn k11_while_the_database_is_away_clients_are_told_to_come_back() {
+async fn t12_while_the_database_is_away_clients_are_told_to_come_back() {
     let site = Bench::new().await;
     site.group("g").await;
     site.cluster("g", "c").await;
