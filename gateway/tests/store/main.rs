@@ -84,8 +84,11 @@ fn main() -> ExitCode {
     let figures = replicas::figures().into_iter().map(|(name, test)| (name, Arc::new(test), true));
     let on_both = on_both.into_iter().map(|(name, test)| (name, test, false));
     let on_postgres: Vec<(&str, Arc<Test>, bool)> = on_both.chain(of_servers).chain(figures).collect();
-    let wanted = |name: &str| !arguments.is_filtered_out(&Trial::test(format!("postgres::{name}"), || Ok(())));
-    let needed = !arguments.list && on_postgres.iter().any(|(name, ..)| wanted(name));
+    let wanted = |name: &str, is_slow: bool| {
+        let trial = Trial::test(format!("postgres::{name}"), || Ok(())).with_ignored_flag(is_slow);
+        !arguments.is_filtered_out(&trial)
+    };
+    let needed = !arguments.list && on_postgres.iter().any(|(name, _, is_slow)| wanted(name, *is_slow));
     let server = if needed && Postgres::is_possible() { Some(Arc::new(Postgres::start())) } else { None };
     trials.extend(on_postgres.into_iter().map(|(name, test, is_slow)| {
         let on = server.clone();
