@@ -222,7 +222,8 @@ impl Replicas {
     }
 
     /// Holds a lease that was asked for at an instant of [`Self::uptime`].
-    pub fn renewed(&self, asked: Duration) {
+    pub fn renewed(&self, generation: i64, asked: Duration) {
+        self.joined(generation);
         let until = asked.saturating_add(LEASE).saturating_add(self.settings.stale_for);
         self.fenced_at.fetch_max(milliseconds(until), Ordering::AcqRel);
     }
@@ -459,17 +460,17 @@ mod tests {
             let uptime: Uptime = Arc::new(move || Duration::from_millis(clock.load(Ordering::Relaxed)));
             let replicas = Replicas::new(settings(stale_for), Some(uptime));
             assert!(!replicas.admits(), "before its first lease");
-            replicas.renewed(replicas.uptime());
+            replicas.renewed(1, replicas.uptime());
             assert!(replicas.admits());
             let life = u64::try_from((LEASE + stale_for).as_millis()).unwrap();
             now.fetch_add(life - 1, Ordering::Relaxed);
             assert!(replicas.admits());
             now.fetch_add(1, Ordering::Relaxed);
             assert!(!replicas.admits());
-            replicas.renewed(replicas.uptime());
+            replicas.renewed(1, replicas.uptime());
             assert!(replicas.admits(), "once it can renew its lease again");
             replicas.superseded();
-            replicas.renewed(replicas.uptime());
+            replicas.renewed(1, replicas.uptime());
             assert!(!replicas.admits(), "a later start has its name");
         }
     }

@@ -202,7 +202,7 @@ impl Keeper {
         self.learn(&renewal, calls);
         self.store.written_elsewhere(renewal.revision);
         if replicas.admits() || self.is_current(renewal.revision, calls).await {
-            replicas.renewed(asked);
+            replicas.renewed(own.1, asked);
         }
         Ok(true)
     }
