@@ -36,6 +36,7 @@ mod pop;
 mod proxies;
 mod recovery;
 mod released;
+mod replicas;
 mod resent;
 mod restarts;
 mod secrets;
@@ -91,6 +92,7 @@ fn main() {
         proxies::tests,
         recovery::tests,
         released::tests,
+        replicas::tests,
         restarts::tests,
         resent::tests,
     ] {

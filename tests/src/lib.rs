@@ -11,6 +11,7 @@
 //! | [`apiserver`] | a scripted apiserver that records the raw bytes it received |
 //! | [`proxy`] | a scripted HTTP proxy, good or bad |
 //! | [`git`] | a Git server over TLS with basic authentication, and repositories to push to |
+//! | [`replicas`] | several gateways on one PostgreSQL behind one address, and agents on this machine |
 //! | [`registry`] | an OCI registry over TLS with basic authentication, and artifacts pushed to it |
 //! | [`tls`] | a server's certificate, of an authority of its own |
 //! | [`raw`] | raw HTTP/1.1 over TLS, for what client libraries would tidy up |
@@ -36,6 +37,7 @@ pub mod programs;
 pub mod proxy;
 pub mod raw;
 pub mod registry;
+pub mod replicas;
 pub mod screen;
 pub mod stack;
 pub mod tls;

@@ -89,6 +89,24 @@ impl Postgres {
         self.administer("psql -qc 'SELECT pg_reload_conf()' postgres").map(drop)
     }
 
+    /// Stops it as one that hangs: connections stay, and nobody answers, until it is resumed.
+    pub fn pause(&self) -> anyhow::Result<()> {
+        self.tell_all("STOP")
+    }
+
+    /// Lets it go on.
+    pub fn resume(&self) -> anyhow::Result<()> {
+        self.tell_all("CONT")
+    }
+
+    /// Sends a signal to the server and to each process that it has for a connection.
+    fn tell_all(&self, signal: &str) -> anyhow::Result<()> {
+        let pid = self.server.pid().to_string();
+        // setpriv has become the server: they are its children.
+        let _ = run(Command::new("pkill").args([&format!("-{signal}"), "-P", &pid]), Duration::from_secs(10))?;
+        self.server.signal(signal)
+    }
+
     /// Address of a database, with a password and whom to trust.
     pub fn url(&self, user: &str, password: &str, database: &str) -> String {
         let ca = self.ca().display().to_string().replace('/', "%2F");

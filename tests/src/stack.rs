@@ -13,7 +13,7 @@ use std::{
 use anyhow::Context;
 use serde_json::Value;
 
-pub use self::resource::Resource;
+pub use self::resource::{Resource, enrolled};
 use crate::{
     apiserver::Apiserver,
     cluster::cluster,
@@ -395,7 +395,7 @@ fn agent_admins(dir: &Path) -> Vec<String> {
 }
 
 /// Asks an admin listener, of which the URL or the address alone is known.
-fn admin_call(listener: &str, method: &str, path: &str) -> anyhow::Result<String> {
+pub fn admin_call(listener: &str, method: &str, path: &str) -> anyhow::Result<String> {
     use std::io::{Read, Write};
     let address = listener.trim_start_matches("http://").trim_end_matches('/');
     let mut socket = std::net::TcpStream::connect(address)?;

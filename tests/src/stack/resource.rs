@@ -16,7 +16,7 @@ use types::{
 };
 
 use super::{Stack, start_agent};
-use crate::programs::eventually;
+use crate::{programs::eventually, raw::Raw};
 
 /// A cluster that was given to the API.
 pub struct Resource {
@@ -74,43 +74,13 @@ impl Stack {
 
     /// Gets a certificate for the onboarding key, and starts the agent anew with it.
     fn enrol(&self, id: &ClusterId, key: &KeyPair) -> anyhow::Result<()> {
-        let ask = |what: &str, body: &Value| -> anyhow::Result<Value> {
-            let (mut raw, body) = (self.raw()?, body.to_string());
-            let head = format!(
-                "POST /.towline/agent/{what} HTTP/1.1\r\nHost: {}\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n",
-                self.authority(),
-                body.len()
-            );
-            raw.send(format!("{head}{body}").as_bytes())?;
-            let answer = raw.answer()?;
-            ensure!(answer.status == 200, "{what}: {}", String::from_utf8_lossy(&answer.body));
-            answer.json()
-        };
-        let told = ask("challenge", &json!({"clusterId": id.as_str()}))?;
-        let challenge = told["challenge"].as_str().context("no challenge")?;
-        let own = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?;
-        let mut params = CertificateParams::default();
-        params.distinguished_name = DistinguishedName::new();
-        let csr = encode(params.serialize_request(&own)?.der());
-        let uid = "of-a-scripted-cluster";
-        let signature = key.sign(&enrolment_message(id, challenge, &csr, uid))?;
-        let issued = ask(
-            "certificate",
-            &json!({
-                "clusterId": id.as_str(),
-                "challenge": challenge,
-                "csr": csr,
-                "kubeSystemUid": uid,
-                "signature": encode(&signature),
-                "agentVersion": "test",
-            }),
-        )?;
+        let (certificate, own) = enrolled(|| self.raw(), &self.authority(), id, key)?;
         let config = PathBuf::from(self.info["clusters"][0]["agent_config"].as_str().context("no agent_config")?);
         let folder = config.parent().context("a folder")?;
         let mut agent = self.agent.lock().unwrap();
         agent.kill();
-        std::fs::write(folder.join("tls.crt"), issued["certificate"].as_str().context("no certificate")?)?;
-        std::fs::write(folder.join("tls.key"), own.serialize_pem())?;
+        std::fs::write(folder.join("tls.crt"), certificate)?;
+        std::fs::write(folder.join("tls.key"), own)?;
         *agent = start_agent(&self.agent_start)?;
         drop(agent);
         eventually("the agent has a tunnel as the resource's", Duration::from_secs(20), || {
@@ -118,6 +88,47 @@ impl Stack {
         })
         .map(drop)
     }
+}
+
+/// A certificate for an agent, and its private key, both PEM, from the gateway at the other end of `raw`, for the
+/// onboarding key of a cluster.
+pub fn enrolled(
+    raw: impl Fn() -> anyhow::Result<Raw>,
+    authority: &str,
+    id: &ClusterId,
+    key: &KeyPair,
+) -> anyhow::Result<(String, String)> {
+    let ask = |what: &str, body: &Value| -> anyhow::Result<Value> {
+        let (mut raw, body) = (raw()?, body.to_string());
+        let head = format!(
+            "POST /.towline/agent/{what} HTTP/1.1\r\nHost: {authority}\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n",
+            body.len()
+        );
+        raw.send(format!("{head}{body}").as_bytes())?;
+        let answer = raw.answer()?;
+        ensure!(answer.status == 200, "{what}: {}", String::from_utf8_lossy(&answer.body));
+        answer.json()
+    };
+    let told = ask("challenge", &json!({"clusterId": id.as_str()}))?;
+    let challenge = told["challenge"].as_str().context("no challenge")?;
+    let own = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)?;
+    let mut params = CertificateParams::default();
+    params.distinguished_name = DistinguishedName::new();
+    let csr = encode(params.serialize_request(&own)?.der());
+    let uid = format!("of-a-scripted-cluster-{}", id.key());
+    let signature = key.sign(&enrolment_message(id, challenge, &csr, &uid))?;
+    let issued = ask(
+        "certificate",
+        &json!({
+            "clusterId": id.as_str(),
+            "challenge": challenge,
+            "csr": csr,
+            "kubeSystemUid": uid,
+            "signature": encode(&signature),
+            "agentVersion": "test",
+        }),
+    )?;
+    Ok((issued["certificate"].as_str().context("no certificate")?.to_owned(), own.serialize_pem()))
 }
 
 /// A gateway's configuration without a cluster, and without the grants for it alone.

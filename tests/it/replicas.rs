@@ -1,0 +1,294 @@
+//! Several gateways on one PostgreSQL behind one address (docs/replicas.md).
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, ensure};
+use libtest_mimic::Trial;
+use serde_json::{Value, json};
+use tests::{
+    apiserver::{Apiserver, answer},
+    case::{Needs, alone, case},
+    kubectl::Kubectl,
+    programs::{eventually, scratch},
+    raw::Raw,
+    replicas::{Replicas, Site},
+    stack::note_secret,
+};
+
+pub fn tests() -> Vec<Trial> {
+    vec![
+        case("replicas::t12_any_replica_reaches_a_cluster_over_one_hop", Needs::Cluster, hop),
+        case("replicas::t12_a_withdrawal_is_answered_when_all_replicas_know_it", Needs::Nothing, withdrawal),
+        alone("replicas::t12_a_killed_replica_ends_its_own_requests_alone", Needs::Nothing, killed),
+        alone("replicas::t12_a_rolling_restart_fails_no_request", Needs::Nothing, rolling),
+        alone("replicas::t12_postgresql_may_be_away", Needs::Nothing, database_away),
+    ]
+}
+
+/// So many clusters are connected, that some have no tunnel at a replica.
+fn holders(replicas: &Replicas, site: &Site, at_least: usize) -> anyhow::Result<Vec<usize>> {
+    let mut found = Vec::new();
+    eventually("tunnels are up", Duration::from_secs(60), || {
+        found = replicas.holders(site);
+        Ok(found.len() >= at_least)
+    })
+    .with_context(|| replicas.tails())?;
+    Ok(found)
+}
+
+/// The real apiserver through each replica: reads, a write, a watch, and upgraded connections.
+fn hop() -> anyhow::Result<()> {
+    let replicas = Replicas::start("replicas-hop", 3, "")?;
+    let admin = tests::cluster::cluster().admin_kubeconfig();
+    let site = replicas.connect("hop", admin, "h2", "")?;
+    let there = holders(&replicas, &site, 1)?;
+    // The owner of the gateway is nobody in the cluster until the cluster says so.
+    let token = replicas.owner_for(&site.id.audience())?;
+    let whoami = replicas.get(&replicas.front.address.to_string(), &site, &token, "/version")?;
+    ensure!(whoami.status == 200, "{}", whoami.head);
+    for number in 0..replicas.count() {
+        let at = replicas.address(number).to_owned();
+        eventually("the cluster is reached", Duration::from_secs(20), || {
+            Ok(replicas.get(&at, &site, &token, "/version")?.status == 200)
+        })
+        .with_context(|| format!("at {}, tunnels at {there:?}: {}", replicas.name(number), replicas.tails()))?;
+        let kubectl = Kubectl::new(&replicas.kubeconfig(&at, &site, &token)?);
+        let said = kubectl.ok(&["version", "-o", "json"])?;
+        ensure!(said.contains("serverVersion"), "{said}");
+    }
+    // Each request has one record, where it came in.
+    let count = |number: usize| -> anyhow::Result<usize> {
+        let records = replicas.audit(number)?;
+        Ok(records.iter().filter(|record| record.to_string().contains("/version")).count())
+    };
+    for number in 0..replicas.count() {
+        eventually("records are written", Duration::from_secs(10), || Ok(count(number)? > 0))?;
+        let records = replicas.audit(number)?;
+        let named = records.iter().all(|record| record["replica"] == replicas.name(number));
+        ensure!(named, "a record without the replica's name: {records:?}");
+    }
+    Ok(())
+}
+
+/// A role is taken away at one replica: when that is answered, no other lets its holder in any more.
+fn withdrawal() -> anyhow::Result<()> {
+    let apiserver = Apiserver::plain(&scratch("replicas-withdrawal-apiserver"))?;
+    let replicas = Replicas::start("replicas-withdrawal", 3, "")?;
+    let site = replicas.connect("withdrawal", &apiserver.kubeconfig, "h2", "")?;
+    let (owner, at) = (replicas.owner()?, replicas.address(0).to_owned());
+    let made = replicas.call(
+        &at,
+        &owner,
+        "POST",
+        "/providers/Microsoft.Authorization/servicePrincipals?api-version=2022-04-01",
+        &json!({"displayName": "robot"}),
+    )?;
+    ensure!(matches!(made.status, 200 | 201), "{}", String::from_utf8_lossy(&made.body));
+    let made = made.json()?;
+    let text = |key: &str| made[key].as_str().map(str::to_owned).with_context(|| format!("no {key}: {made}"));
+    let (client, secret, object) = (text("clientId")?, text("clientSecret")?, text("objectId")?);
+    note_secret(&secret)?;
+    // Made at one replica, it signs in at another.
+    let robot = replicas.token_of(replicas.address(1), (&client, &secret), &site.id.audience())?;
+    let given = json!({"properties": {
+        "roleDefinitionId": "/providers/Microsoft.Authorization/roleDefinitions/00493d72-78f6-4148-b6c5-d3ce8e4799dd",
+        "principalId": object, "principalType": "ServicePrincipal",
+    }});
+    for round in 0..10 {
+        let path = format!(
+            "{}/providers/Microsoft.Authorization/roleAssignments/44444444-4444-4444-8444-44444444444{round}?api-version=2022-04-01",
+            site.id.as_str()
+        );
+        let said = replicas.call(&at, &owner, "PUT", &path, &given)?;
+        ensure!(said.status == 201, "{}", String::from_utf8_lossy(&said.body));
+        for number in 0..replicas.count() {
+            let said = replicas.get(replicas.address(number), &site, &robot, "/version")?;
+            ensure!(said.status == 200, "round {round}, {}: {}", replicas.name(number), said.head);
+        }
+        let writer = replicas.address(round % replicas.count()).to_owned();
+        let said = replicas.call(&writer, &owner, "DELETE", &path, &Value::Null)?;
+        ensure!(matches!(said.status, 200 | 204), "{}", said.head);
+        for number in 0..replicas.count() {
+            let said = replicas.get(replicas.address(number), &site, &robot, "/version")?;
+            ensure!(said.status == 403, "round {round}, {}: {}", replicas.name(number), said.head);
+        }
+    }
+    Ok(())
+}
+
+/// What became of a load's requests.
+#[derive(Default)]
+struct Counts {
+    good: AtomicUsize,
+    failed: AtomicUsize,
+    slowest_ms: AtomicUsize,
+}
+
+/// GETs by way of what is in front, one after the other, until told. A connection that was refused or broke before an
+/// answer began is tried once more, as clients do.
+fn load(replicas: &Replicas, site: &Site, token: &str, stop: &AtomicBool, counts: &Counts, again: usize) {
+    let front = replicas.front.address.to_string();
+    while !stop.load(Ordering::Relaxed) {
+        let start = Instant::now();
+        let call = || matches!(replicas.get(&front, site, token, "/api").map(|answer| answer.status), Ok(200));
+        let good = (0..=again).any(|_| call());
+        let count = if good { &counts.good } else { &counts.failed };
+        count.fetch_add(1, Ordering::Relaxed);
+        let took = usize::try_from(start.elapsed().as_millis()).unwrap_or(usize::MAX);
+        counts.slowest_ms.fetch_max(took, Ordering::Relaxed);
+    }
+}
+
+fn of(count: &AtomicUsize) -> usize {
+    count.load(Ordering::Relaxed)
+}
+
+/// Waits until so many more were answered.
+fn more(counts: &Counts, count: usize) -> anyhow::Result<()> {
+    let before = of(&counts.good);
+    eventually("the load goes on", Duration::from_secs(30), || Ok(of(&counts.good) >= before + count)).map(drop)
+}
+
+/// Whichever replica is killed, requests that come afterwards get through, by those that are left.
+fn killed() -> anyhow::Result<()> {
+    let apiserver = Apiserver::plain(&scratch("replicas-killed-apiserver"))?;
+    let replicas = Replicas::start("replicas-killed", 3, "")?;
+    let site = replicas.connect("killed", &apiserver.kubeconfig, "h2", "")?;
+    let token = replicas.owner_for(&site.id.audience())?;
+    let (stop, counts) = (AtomicBool::new(false), Counts::default());
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| load(&replicas, &site, &token, &stop, &counts, 2));
+        }
+        let outcome = (0..6).try_for_each(|round| {
+            let there = holders(&replicas, &site, 2)?;
+            more(&counts, 20)?;
+            // One that has a tunnel, and one that may have none, in turn.
+            let number = if round % 2 == 0 { there[0] } else { round % replicas.count() };
+            replicas.kill(number);
+            more(&counts, 40).with_context(|| format!("after {} was killed", replicas.name(number)))?;
+            replicas.start_again(number)
+        });
+        stop.store(true, Ordering::Relaxed);
+        outcome
+    })
+    .with_context(|| replicas.tails())?;
+    let (good, failed, slowest) = (of(&counts.good), of(&counts.failed), of(&counts.slowest_ms));
+    eprintln!("   {good} answered, {failed} failed after three tries, the slowest after {slowest} ms");
+    ensure!(failed <= 4, "{failed} requests of {good} failed after three tries");
+    Ok(())
+}
+
+/// An apiserver whose watches stay open, and say something each tenth of a second.
+fn watched_apiserver(name: &str) -> anyhow::Result<Apiserver> {
+    use std::io::Write as _;
+    Apiserver::start(
+        &scratch(name),
+        false,
+        Arc::new(|request, connection| {
+            if !request.target().windows(7).any(|part| part == b"watch=1") {
+                return answer(connection, "200 OK", b"{}");
+            }
+            connection.write_all(
+                b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n",
+            )?;
+            loop {
+                connection.write_all(b"3\r\n{}\n\r\n")?;
+                connection.flush()?;
+                // The apiserver's own pace, not a wait of the test.
+                std::thread::park_timeout(Duration::from_millis(100));
+            }
+        }),
+    )
+}
+
+/// Each of three is restarted in order, twice, under a load and with watches open.
+fn rolling() -> anyhow::Result<()> {
+    let apiserver = watched_apiserver("replicas-rolling-apiserver")?;
+    let replicas = Replicas::start("replicas-rolling", 3, "")?;
+    let site = replicas.connect("rolling", &apiserver.kubeconfig, "h2", "")?;
+    let token = replicas.owner_for(&site.id.audience())?;
+    let (stop, counts, watches) = (AtomicBool::new(false), Counts::default(), AtomicUsize::new(0));
+    let watch = || {
+        let front = replicas.front.address.to_string();
+        while !stop.load(Ordering::Relaxed) {
+            let open = || -> anyhow::Result<Raw> {
+                let mut raw = Raw::connect(&front, &replicas.ca(), &[b"http/1.1"])?;
+                let path = format!("/{}/api/v1/pods?watch=1", site.id.key());
+                raw.send(
+                    format!("GET {path} HTTP/1.1\r\nHost: {front}\r\nAuthorization: Bearer {token}\r\n\r\n").as_bytes(),
+                )?;
+                ensure!(raw.head()?.starts_with("HTTP/1.1 200"));
+                Ok(raw)
+            };
+            let Ok(mut raw) = open() else { continue };
+            watches.fetch_add(1, Ordering::Relaxed);
+            while !stop.load(Ordering::Relaxed) && matches!(raw.chunk(), Ok(Some(_))) {}
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            // A connection that was closed while the request was on its way is a new one's affair, as with any server.
+            scope.spawn(|| load(&replicas, &site, &token, &stop, &counts, 1));
+            scope.spawn(watch);
+        }
+        let outcome = (0..6).try_for_each(|round| {
+            holders(&replicas, &site, 2)?;
+            more(&counts, 20)?;
+            let number = round % replicas.count();
+            replicas.stop(number)?;
+            more(&counts, 20).with_context(|| format!("without {}", replicas.name(number)))?;
+            replicas.start_again(number)
+        });
+        stop.store(true, Ordering::Relaxed);
+        outcome
+    })
+    .with_context(|| replicas.tails())?;
+    let (good, failed, slowest) = (of(&counts.good), of(&counts.failed), of(&counts.slowest_ms));
+    eprintln!("   {good} answered, {failed} failed, {} watches, the slowest after {slowest} ms", of(&watches));
+    ensure!(failed == 0, "{failed} requests of {good} failed in a rolling restart");
+    ensure!(of(&watches) >= 4, "watches were not opened");
+    Ok(())
+}
+
+/// While PostgreSQL is away requests to clusters go on, and the API says that it cannot; afterwards all is as before.
+fn database_away() -> anyhow::Result<()> {
+    let apiserver = Apiserver::plain(&scratch("replicas-away-apiserver"))?;
+    let replicas = Replicas::start("replicas-away", 2, "")?;
+    let site = replicas.connect("away", &apiserver.kubeconfig, "h2", "")?;
+    let (owner, token) = (replicas.owner()?, replicas.owner_for(&site.id.audience())?);
+    let at = replicas.address(0).to_owned();
+    let group = format!("/subscriptions/{}/resourceGroups/later?api-version=2021-04-01", replicas.text("subscription"));
+    replicas.postgres.pause()?;
+    let started = Instant::now();
+    let mut said = Vec::new();
+    eventually("the API says that it cannot", Duration::from_secs(60), || {
+        let answer = replicas.call(&at, &owner, "PUT", &group, &json!({"location": "local"}));
+        said.push(answer.as_ref().map_or(0, |answer| answer.status));
+        for number in 0..replicas.count() {
+            let answer = replicas.get(replicas.address(number), &site, &token, "/version")?;
+            ensure!(answer.status == 200, "{}: {}", replicas.name(number), answer.head);
+        }
+        Ok(answer.is_ok_and(|answer| answer.status == 503 && answer.header("retry-after").is_some()))
+    })
+    .with_context(|| format!("statuses {said:?}"))?;
+    eprintln!("   503 after {:?}", started.elapsed());
+    replicas.postgres.resume()?;
+    eventually("the API answers again", Duration::from_secs(60), || {
+        let answer = replicas.call(&at, &owner, "PUT", &group, &json!({"location": "local"}));
+        Ok(answer.is_ok_and(|answer| matches!(answer.status, 200 | 201)))
+    })
+    .with_context(|| replicas.tails())?;
+    for number in 0..replicas.count() {
+        eventually("each knows of it", Duration::from_secs(20), || {
+            Ok(replicas.call(replicas.address(number), &owner, "GET", &group, &Value::Null)?.status == 200)
+        })?;
+    }
+    Ok(())
+}

@@ -1,0 +1,422 @@
+//! Several gateways on one PostgreSQL, as an operator has them: each a process of its own with a copy of the folder that
+//! `towline-gateway init` made, all behind one address. Agents run on this machine and come in at that address.
+
+use std::{
+    io::{Read, Write},
+    net::{Shutdown, SocketAddr, TcpListener, TcpStream},
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use anyhow::{Context, ensure};
+use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
+use rcgen::{KeyPair, PKCS_RSA_SHA256, PublicKeyData as _};
+use serde_json::{Value, json};
+use types::ids::ClusterId;
+
+use crate::{
+    postgres::Postgres,
+    programs::{Program, binary, eventually, keep, run, scratch},
+    raw::{Answer, Raw},
+    stack::{admin_call, enrolled, note_secret},
+};
+
+/// The user of the database, and its name.
+const DATABASE: &str = "towline";
+/// The resource group that clusters are in.
+const GROUP: &str = "edge";
+
+/// One of the gateways.
+struct Replica {
+    name: String,
+    /// Where users and agents reach it.
+    listen: String,
+    admin: String,
+    folder: PathBuf,
+    program: Mutex<Option<Program>>,
+}
+
+/// The gateways.
+pub struct Replicas {
+    /// All files, logs included; folders with keys are elsewhere.
+    pub dir: PathBuf,
+    /// What is in front of them.
+    pub front: Front,
+    /// The database.
+    pub postgres: Postgres,
+    /// What `init` printed.
+    made: Value,
+    replicas: Vec<Replica>,
+    private: tempfile::TempDir,
+}
+
+/// A cluster, with its agent.
+pub struct Site {
+    /// The resource.
+    pub id: ClusterId,
+    /// The agent.
+    pub agent: Mutex<Program>,
+    /// The agent's configuration file.
+    pub config: PathBuf,
+}
+
+impl Replicas {
+    /// Starts so many, of which each has the settings `more` beside those that they need.
+    pub fn start(name: &str, count: usize, more: &str) -> anyhow::Result<Self> {
+        let dir = scratch(name);
+        let private = tempfile::tempdir()?;
+        let postgres = Postgres::start(&dir.join("postgres.log"))?;
+        let password = "a-pass-word-of-replicas";
+        note_secret(password)?;
+        postgres.administer(&format!(
+            "createuser {DATABASE}\ncreatedb --owner {DATABASE} {DATABASE}\n\
+             psql -qc \"ALTER ROLE {DATABASE} PASSWORD '{password}'\" postgres"
+        ))?;
+        let front = Front::listen()?;
+        let url = format!("https://{}", front.address);
+        let first = private.path().join("first");
+        let (listen, admin) = (free()?, free()?);
+        let mut init = Command::new(binary("towline-gateway"));
+        init.args(["init", "--url", &url, "--listen", &listen, "--admin", &admin, "--directory"]).arg(&first);
+        let made: Value = serde_json::from_str(&run(&mut init, Duration::from_secs(30))?.ok()?)?;
+        note_secret(made["clientSecret"].as_str().context("no clientSecret")?)?;
+        let database = first.join("postgres.url");
+        std::fs::write(&database, postgres.url(DATABASE, password, DATABASE))?;
+        private_file(&database)?;
+        let config = first.join("gateway.toml");
+        let text = std::fs::read_to_string(&config)?;
+        let store = text.lines().find(|line| line.starts_with("store_file")).context("no store_file")?.to_owned();
+        let text = text.replace(&store, "postgres_url_file = \"postgres.url\"");
+        let mut this = Self { dir, front, postgres, made, replicas: Vec::new(), private };
+        for number in 0..count {
+            let folder = match number {
+                0 => first.clone(),
+                number => {
+                    // As it is after the first start, which has made what all of them share.
+                    let folder = this.private.path().join(format!("replica-{number}"));
+                    run(Command::new("cp").arg("-r").arg(&first).arg(&folder), Duration::from_secs(30))?.ok()?;
+                    folder
+                }
+            };
+            let (own, own_admin, peers) = match number {
+                0 => (listen.clone(), admin.clone(), free()?),
+                _ => (free()?, free()?, free()?),
+            };
+            let name = format!("replica-{number}");
+            let text = text.replace(&listen, &own).replace(&admin, &own_admin);
+            let section = format!("\n[replicas]\nname = \"{name}\"\nlisten = \"{peers}\"\n");
+            std::fs::write(folder.join("gateway.toml"), format!("{text}{section}{more}\n"))?;
+            this.replicas.push(Replica { name, listen: own, admin: own_admin, folder, program: Mutex::default() });
+            this.start_again(number)?;
+        }
+        Ok(this)
+    }
+
+    /// How many there are, running or not.
+    pub fn count(&self) -> usize {
+        self.replicas.len()
+    }
+
+    /// The name of one.
+    pub fn name(&self, number: usize) -> &str {
+        &self.replicas[number].name
+    }
+
+    /// The address of one, past what is in front of all.
+    pub fn address(&self, number: usize) -> &str {
+        &self.replicas[number].listen
+    }
+
+    /// The authority of their certificates.
+    pub fn ca(&self) -> PathBuf {
+        self.private.path().join("first/ca/ca.crt")
+    }
+
+    /// A text of what `init` printed.
+    pub fn text(&self, key: &str) -> String {
+        self.made[key].as_str().unwrap_or_default().to_owned()
+    }
+
+    /// Starts one and waits until it is ready; connections in front go there too from then on.
+    pub fn start_again(&self, number: usize) -> anyhow::Result<()> {
+        let replica = &self.replicas[number];
+        let mut command = Command::new(binary("towline-gateway"));
+        command.arg("--config").arg(replica.folder.join("gateway.toml")).stdout(Stdio::null());
+        let program = Program::start("towline-gateway", command, &self.dir.join(format!("{}.log", replica.name)))?;
+        eventually(&format!("{} is ready", replica.name), Duration::from_secs(60), || {
+            Ok(admin_call(&replica.admin, "GET", "/readyz").is_ok_and(|body| body.trim() == "ready"))
+        })
+        .with_context(|| program.tail())?;
+        *hold(&replica.program) = Some(program);
+        self.front.add(replica.listen.parse()?);
+        Ok(())
+    }
+
+    /// Ends one as `kill -9` does. What is in front of it finds out by itself.
+    pub fn kill(&self, number: usize) {
+        *hold(&self.replicas[number].program) = None;
+    }
+
+    /// Ends one in order, as a rolling restart does: no new connections in front, then a drain.
+    pub fn stop(&self, number: usize) -> anyhow::Result<()> {
+        let replica = &self.replicas[number];
+        self.front.remove(replica.listen.parse()?);
+        let mut program = hold(&replica.program).take().context("it runs")?;
+        program.signal("TERM")?;
+        let code = program.wait(Duration::from_secs(60))?;
+        ensure!(code == Some(0), "{} ended with {code:?}: {}", replica.name, program.tail());
+        Ok(())
+    }
+
+    /// The last lines of all logs.
+    pub fn tails(&self) -> String {
+        let tail = |replica: &Replica| hold(&replica.program).as_ref().map(Program::tail).unwrap_or_default();
+        self.replicas.iter().map(|replica| format!("{}:\n{}\n", replica.name, tail(replica))).collect()
+    }
+
+    /// GET at an admin listener.
+    pub fn admin_get(&self, number: usize, path: &str) -> anyhow::Result<String> {
+        admin_call(&self.replicas[number].admin, "GET", path)
+    }
+
+    /// The audit records of one.
+    pub fn audit(&self, number: usize) -> anyhow::Result<Vec<Value>> {
+        let text = std::fs::read_to_string(self.replicas[number].folder.join("audit.jsonl"))?;
+        text.lines().map(|line| Ok(serde_json::from_str(line)?)).collect()
+    }
+
+    /// Runs `towline-gateway` with the configuration of one.
+    pub fn command(&self, number: usize, args: &[&str]) -> anyhow::Result<String> {
+        let mut command = Command::new(binary("towline-gateway"));
+        command.args(args).arg("--config").arg(self.replicas[number].folder.join("gateway.toml"));
+        run(&mut command, Duration::from_secs(60))?.ok()
+    }
+
+    /// One request at an address: that in front, or of one.
+    pub fn ask(&self, at: &str, method: &str, path: &str, headers: &str, body: &str) -> anyhow::Result<Answer> {
+        let mut raw = Raw::connect(at, &self.ca(), &[b"http/1.1"])?;
+        let host = self.front.address;
+        let length = body.len();
+        raw.send(
+            format!("{method} {path} HTTP/1.1\r\nHost: {host}\r\n{headers}Content-Length: {length}\r\n\r\n{body}")
+                .as_bytes(),
+        )?;
+        raw.answer()
+    }
+
+    /// A token of a service principal from the issuer at an address, for an audience.
+    pub fn token_of(&self, at: &str, (id, secret): (&str, &str), audience: &str) -> anyhow::Result<String> {
+        let scope = format!("{audience}/.default").replace(':', "%3A").replace('/', "%2F");
+        let form = format!("grant_type=client_credentials&client_id={id}&client_secret={secret}&scope={scope}");
+        let path = format!("/{}/oauth2/v2.0/token", self.text("tenant"));
+        let answer = self.ask(at, "POST", &path, "Content-Type: application/x-www-form-urlencoded\r\n", &form)?;
+        let told = answer.json()?;
+        let token = told["access_token"].as_str().with_context(|| format!("no token: {told}"))?;
+        note_secret(token)?;
+        Ok(token.to_owned())
+    }
+
+    /// A token of the owner for the resource API.
+    pub fn owner(&self) -> anyhow::Result<String> {
+        self.owner_for(&self.text("url"))
+    }
+
+    /// A token of the owner for an audience.
+    pub fn owner_for(&self, audience: &str) -> anyhow::Result<String> {
+        let at = self.front.address.to_string();
+        self.token_of(&at, (&self.text("clientId"), &self.text("clientSecret")), audience)
+    }
+
+    /// A call of the resource API at an address.
+    pub fn call(&self, at: &str, token: &str, method: &str, path: &str, body: &Value) -> anyhow::Result<Answer> {
+        let body = if body.is_null() { String::new() } else { body.to_string() };
+        let headers = format!("Authorization: Bearer {token}\r\nContent-Type: application/json\r\n");
+        self.ask(at, method, path, &headers, &body)
+    }
+
+    /// GET of a cluster's path at an address.
+    pub fn get(&self, at: &str, site: &Site, token: &str, path: &str) -> anyhow::Result<Answer> {
+        let headers = format!("Authorization: Bearer {token}\r\n");
+        self.ask(at, "GET", &format!("/{}{path}", site.id.key()), &headers, "")
+    }
+
+    /// Creates a cluster in the API, gets its agent a certificate and starts that in front of an apiserver, with more
+    /// lines of configuration.
+    pub fn connect(&self, name: &str, kubeconfig: &Path, carrier: &str, more: &str) -> anyhow::Result<Site> {
+        let front = self.front.address.to_string();
+        let owner = self.owner()?;
+        let group = format!("/subscriptions/{}/resourceGroups/{GROUP}", self.text("subscription"));
+        let made = self.call(
+            &front,
+            &owner,
+            "PUT",
+            &format!("{group}?api-version=2021-04-01"),
+            &json!({"location": "local"}),
+        )?;
+        ensure!(matches!(made.status, 200 | 201), "{}", String::from_utf8_lossy(&made.body));
+        let id = format!("{group}/providers/Microsoft.Kubernetes/connectedClusters/{name}");
+        let key = KeyPair::generate_for(&PKCS_RSA_SHA256)?;
+        let body = json!({
+            "location": "local", "identity": {"type": "SystemAssigned"},
+            "properties": {"agentPublicKeyCertificate": BASE64.encode(key.subject_public_key_info())},
+        });
+        let made = self.call(&front, &owner, "PUT", &format!("{id}?api-version=2024-01-01"), &body)?;
+        ensure!(matches!(made.status, 200 | 201), "{}", String::from_utf8_lossy(&made.body));
+        let id: ClusterId = id.parse()?;
+        let raw = || Raw::connect(&front, &self.ca(), &[b"http/1.1"]);
+        let (certificate, own) = enrolled(raw, &front, &id, &key)?;
+        let folder = self.private.path().join(format!("agent-{name}"));
+        std::fs::create_dir(&folder)?;
+        std::fs::write(folder.join("tls.crt"), certificate)?;
+        std::fs::write(folder.join("tls.key"), own)?;
+        private_file(&folder.join("tls.key"))?;
+        std::fs::copy(self.ca(), folder.join("ca.crt"))?;
+        let keys = self.ask(&front, "GET", "/.towline/issuer/keys", "", "")?;
+        std::fs::write(folder.join("issuer-keys.json"), &keys.body)?;
+        let config = folder.join("agent.toml");
+        std::fs::write(
+            &config,
+            format!(
+                "[gateway]\nurl = \"https://{front}\"\nca_file = \"ca.crt\"\ncertificate_file = \"tls.crt\"\n\
+                 key_file = \"tls.key\"\n\n[[issuers]]\nname = \"towline\"\nurl = \"https://{front}/.towline/issuer\"\n\
+                 ca_file = \"ca.crt\"\nusername_claim = \"preferred_username\"\n\
+                 pinned_keys_file = \"issuer-keys.json\"\n\n[admin]\nlisten = \"127.0.0.1:0\"\n{more}\n"
+            ),
+        )?;
+        let mut command = Command::new(binary("towline-agent"));
+        command.args(["run", "--carrier", carrier, "--config"]).arg(&config).arg("--kubeconfig").arg(kubeconfig);
+        command.stdout(Stdio::null());
+        let agent = Program::start("towline-agent", command, &self.dir.join(format!("agent-{name}.log")))?;
+        let site = Site { id, agent: Mutex::new(agent), config };
+        let token = self.owner_for(&site.id.audience())?;
+        eventually("a request gets through", Duration::from_secs(30), || {
+            Ok(self.get(&front, &site, &token, "/version").is_ok_and(|answer| answer.status == 200))
+        })
+        .with_context(|| format!("agent:\n{}\n{}", hold(&site.agent).tail(), self.tails()))?;
+        Ok(site)
+    }
+
+    /// The replicas that have tunnels of a cluster, by number.
+    pub fn holders(&self, site: &Site) -> Vec<usize> {
+        let has = |number: &usize| {
+            let Ok(text) = self.admin_get(*number, "/tunnels") else { return false };
+            let told: Value = serde_json::from_str(&text).unwrap_or_default();
+            let tunnels = told["tunnels"].as_array().cloned().unwrap_or_default();
+            tunnels.iter().any(|tunnel| tunnel.to_string().contains(site.id.as_str()))
+        };
+        (0..self.count()).filter(has).collect()
+    }
+
+    /// A kubeconfig with a token for a cluster at an address.
+    pub fn kubeconfig(&self, at: &str, site: &Site, token: &str) -> anyhow::Result<PathBuf> {
+        let path = self.private.path().join(format!("{}.kubeconfig", at.replace(':', "-")));
+        let ca = BASE64.encode(std::fs::read(self.ca())?);
+        let server = format!("https://{at}/{}", site.id.key());
+        let text = json!({
+            "apiVersion": "v1", "kind": "Config", "current-context": "c",
+            "clusters": [{"name": "c", "cluster": {"server": server, "certificate-authority-data": ca}}],
+            "users": [{"name": "u", "user": {"token": token}}],
+            "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+        });
+        std::fs::write(&path, text.to_string())?;
+        Ok(path)
+    }
+}
+
+impl Drop for Replicas {
+    fn drop(&mut self) {
+        for (number, replica) in self.replicas.iter().enumerate() {
+            // For the sweep for secrets.
+            keep(&self.dir.join("metrics"), &self.admin_get(number, "/metrics").unwrap_or_default());
+            let audit = std::fs::read_to_string(replica.folder.join("audit.jsonl")).unwrap_or_default();
+            keep(&self.dir.join("audit"), &audit);
+        }
+    }
+}
+
+fn hold<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn private_file(path: &Path) -> anyhow::Result<()> {
+    use std::os::unix::fs::PermissionsExt as _;
+    Ok(std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?)
+}
+
+/// An address of this machine that was free a moment ago; nobody else is told of it.
+fn free() -> anyhow::Result<String> {
+    Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.to_string())
+}
+
+/// A balancer of TCP connections: each goes to the next of those that are there and take it.
+pub struct Front {
+    /// Where it listens.
+    pub address: SocketAddr,
+    behind: Arc<Mutex<Vec<SocketAddr>>>,
+}
+
+impl Front {
+    fn listen() -> anyhow::Result<Self> {
+        let listener = TcpListener::bind("127.0.0.1:0")?;
+        let address = listener.local_addr()?;
+        let behind = Arc::<Mutex<Vec<SocketAddr>>>::default();
+        let (known, turn) = (Arc::clone(&behind), AtomicUsize::new(0));
+        std::thread::spawn(move || {
+            for socket in listener.incoming().flatten() {
+                let mut there = hold(&known).clone();
+                let first = turn.fetch_add(1, Ordering::Relaxed);
+                if there.is_empty() {
+                    continue;
+                }
+                let count = there.len();
+                there.rotate_left(first % count);
+                std::thread::spawn(move || {
+                    let upstream = there.iter().find_map(|address| TcpStream::connect(address).ok());
+                    upstream.map_or(Ok(()), |upstream| passed_on(socket, upstream))
+                });
+            }
+        });
+        Ok(Self { address, behind })
+    }
+
+    fn add(&self, address: SocketAddr) {
+        let mut behind = hold(&self.behind);
+        if !behind.contains(&address) {
+            behind.push(address);
+        }
+    }
+
+    fn remove(&self, address: SocketAddr) {
+        hold(&self.behind).retain(|there| *there != address);
+    }
+}
+
+/// Bytes both ways until both ends are over.
+fn passed_on(one: TcpStream, other: TcpStream) -> std::io::Result<()> {
+    let way = |mut from: TcpStream, mut to: TcpStream| {
+        let mut buffer = vec![0; 64 * 1024];
+        loop {
+            match from.read(&mut buffer) {
+                Ok(0) => return to.shutdown(Shutdown::Write),
+                Ok(read) => to.write_all(&buffer[..read])?,
+                Err(error) => {
+                    // Whoever is killed leaves its peers at once.
+                    let _ = to.shutdown(Shutdown::Both);
+                    return Err(error);
+                }
+            }
+        }
+    };
+    one.set_nodelay(true)?;
+    other.set_nodelay(true)?;
+    let (back_from, back_to) = (other.try_clone()?, one.try_clone()?);
+    let back = std::thread::spawn(move || way(back_from, back_to));
+    let forth = way(one, other);
+    let _ = back.join();
+    forth
+}
