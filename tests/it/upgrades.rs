@@ -51,6 +51,10 @@ struct Broken {
 }
 
 const GOOD: &str = "0.90.0";
+/// The version that the gateway gives by itself, of a train that has no other, and the one that a deletion meets half-way.
+const WAVE: &str = "0.92.0";
+const TRAIN: &str = "Waves";
+const CUT_OFF: &str = "0.92.1";
 const BROKEN: [Broken; 5] = [
     Broken { version: "0.91.0", fault: "rights", state: "Waiting", reasons: &["Rights"] },
     Broken { version: "0.91.1", fault: "image", state: "RolledBack", reasons: &["ImagePull"] },
@@ -66,8 +70,9 @@ fn upgrades() -> anyhow::Result<()> {
     let setting = format!("api.catalogue_dir={catalogue:?}");
     // The gateway knows of a catalogue when the cluster is connected: its keys are pinned.
     make_catalogue(&folder, &catalogue)?;
-    // Which version is wanted is for this test to say.
-    let site = with_pods_and("upgrades", &["--set", &setting, "--set", "api.upgrades.automatic=false"])?;
+    // The train of automatic upgrades has no version at first, so that which one is wanted is for this test to say.
+    let train = format!("api.upgrades.train={TRAIN:?}");
+    let site = with_pods_and("upgrades", &["--set", &setting, "--set", &train])?;
     let admin = cluster().admin().namespace("towline");
     let before = settled()?;
     site.ok(&["connect", "-n", "c1", "-g", GROUP, "--skip-network-check"]).with_context(pods)?;
@@ -102,33 +107,72 @@ fn upgrades() -> anyhow::Result<()> {
     eventually("the gateway knows the new version", Duration::from_secs(60), || {
         Ok(site.clusters()?[0]["properties"]["agentVersion"] == GOOD)
     })?;
+    // The wave: this cluster is the whole fleet.
+    load_variant(WAVE, "")?;
+    add_version(&folder, &catalogue, WAVE, TRAIN)?;
+    sign(&folder, &catalogue)?;
+    put_profile(&site, "Enabled", GOOD)?;
+    let state = await_end(&admin, WAVE).with_context(pods)?;
+    ensure!(state["phase"] == "Succeeded", "{state:#}\n{}", pods());
+    eventually("the gateway knows the version of the wave", Duration::from_secs(60), || {
+        Ok(site.clusters()?[0]["properties"]["agentVersion"] == WAVE)
+    })?;
     going.end()?;
     let told = admin.ok(&["get", "configmap", "upgrader", "-o", "jsonpath={.data.agent\\.toml}"])?;
     ensure!(told.contains("window = \"20s\""), "what the upgrader was told stays: {told}");
 
-    site.ok(&["delete", "-n", "c1", "-g", GROUP, "-y"])?;
-    crate::connect::same(&before)
+    deletion_meets_an_upgrade(&site, &admin, (&folder, &catalogue))?;
+    eventually("nothing is left behind", Duration::from_secs(120), || Ok(crate::connect::same(&before).is_ok()))
+        .and_then(|_| crate::connect::same(&before))
 }
 
-/// A catalogue with the agents' own chart in every version of this test.
+/// `towline delete` while objects are being replaced: it ends the upgrade, and nothing of either version stays.
+fn deletion_meets_an_upgrade(site: &Site, admin: &Kubectl, (folder, catalogue): (&Path, &str)) -> anyhow::Result<()> {
+    load_variant(CUT_OFF, "")?;
+    add_version(folder, catalogue, CUT_OFF, "Stable")?;
+    sign(folder, catalogue)?;
+    // The gateway looks for another catalogue every few seconds.
+    eventually("the version is wanted", Duration::from_secs(30), || Ok(want(site, CUT_OFF).is_ok()))?;
+    eventually("objects are being replaced", ENDS, || {
+        let text = admin.ok(&["get", "configmap", "towline-upgrade", "-o", "jsonpath={.data.state}"])?;
+        let state: Value = serde_json::from_str(&text).unwrap_or_default();
+        Ok(state["version"] == CUT_OFF && state["phase"] == "Applying")
+    })?;
+    site.ok(&["delete", "-n", "c1", "-g", GROUP, "-y"]).map(drop)
+}
+
+/// A catalogue with the agents' own chart in the versions that are wanted by hand.
 fn make_catalogue(folder: &Path, catalogue: &str) -> anyhow::Result<()> {
-    let towline = |args: &[&str]| -> anyhow::Result<()> {
-        let mut command = Command::new(tests::programs::binary("towline"));
-        command.arg("catalogue").args(args).args(["--catalogue", catalogue]);
-        run(&mut command, Duration::from_secs(60))?.ok().map(drop)
-    };
-    let key = folder.join("signing.key").display().to_string();
-    towline(&["init", "--key", &key])?;
+    of_catalogue(catalogue, &["init", "--key", &signing_key(folder)])?;
+    for version in BROKEN.iter().map(|broken| broken.version).chain([GOOD]) {
+        add_version(folder, catalogue, version, "Stable")?;
+    }
+    sign(folder, catalogue)
+}
+
+fn of_catalogue(catalogue: &str, args: &[&str]) -> anyhow::Result<()> {
+    let mut command = Command::new(tests::programs::binary("towline"));
+    command.arg("catalogue").args(args).args(["--catalogue", catalogue]);
+    run(&mut command, Duration::from_secs(60))?.ok().map(drop)
+}
+
+fn signing_key(folder: &Path) -> String {
+    folder.join("signing.key").display().to_string()
+}
+
+fn add_version(folder: &Path, catalogue: &str, version: &str, train: &str) -> anyhow::Result<()> {
     let chart = root().join("docker/chart/towline-agent").display().to_string();
     let into = folder.display().to_string();
-    for version in BROKEN.iter().map(|broken| broken.version).chain([GOOD]) {
-        let mut pack = Command::new(cluster().get("CLUSTER_HELM"));
-        pack.args(["package", &chart, "--version", version, "--app-version", version, "--destination", &into]);
-        run(&mut pack, Duration::from_secs(60))?.ok()?;
-        let file = folder.join(format!("towline-agent-{version}.tgz")).display().to_string();
-        towline(&["add", &file, "--type", "towline.agent", "--train", "Stable", "--release-namespace", "towline"])?;
-    }
-    towline(&["sign", "--key", &key, "--expires", "90d"])
+    let mut pack = Command::new(cluster().get("CLUSTER_HELM"));
+    pack.args(["package", &chart, "--version", version, "--app-version", version, "--destination", &into]);
+    run(&mut pack, Duration::from_secs(60))?.ok()?;
+    let file = folder.join(format!("towline-agent-{version}.tgz")).display().to_string();
+    let add = ["add", &file, "--type", "towline.agent", "--train", train, "--release-namespace", "towline"];
+    of_catalogue(catalogue, &add)
+}
+
+fn sign(folder: &Path, catalogue: &str) -> anyhow::Result<()> {
+    of_catalogue(catalogue, &["sign", "--key", &signing_key(folder), "--expires", "90d"])
 }
 
 /// Gives the upgrader the times of this test, which no option of a command gives; it keeps them over an upgrade.
@@ -198,13 +242,18 @@ fn load_variant(version: &str, fault: &str) -> anyhow::Result<()> {
 
 /// Says at the gateway which version the cluster is to have.
 fn want(site: &Site, version: &str) -> anyhow::Result<()> {
+    put_profile(site, "Disabled", version)
+}
+
+/// Writes whether the agents upgrade themselves, and which version they are to have where they do not.
+fn put_profile(site: &Site, automatic: &str, version: &str) -> anyhow::Result<()> {
     let stack = &site.stack;
     let owner = token(stack, &stack.text("clientId"), &stack.text("clientSecret"))?;
     let path = format!("{}/{CLUSTERS}/c1?{VERSION}", group(stack));
     let shown = call(stack, &owner, "GET", &path, &Value::Null)?.json()?;
     let mut body = json!({"location": shown["location"], "identity": shown["identity"], "tags": shown["tags"]});
     body["properties"] = shown["properties"].clone();
-    body["properties"]["arcAgentProfile"]["agentAutoUpgrade"] = "Disabled".into();
+    body["properties"]["arcAgentProfile"]["agentAutoUpgrade"] = automatic.into();
     body["properties"]["arcAgentProfile"]["desiredAgentVersion"] = version.into();
     let put = call(stack, &owner, "PUT", &path, &body)?;
     ensure!(put.status < 300, "{version}: {} {}", put.status, String::from_utf8_lossy(&put.body));
