@@ -48,6 +48,10 @@ pub use self::{
 
 /// The most gateway addresses that are tried in turn.
 const GATEWAYS_MAX: usize = 16;
+/// Replicas of the gateway that an agent keeps tunnels to where nothing else is set, if there are as many.
+pub const REPLICAS: usize = 2;
+/// The same at most. As many as a hello can name.
+const REPLICAS_MAX: u32 = 8;
 /// The longest that a session may outlive its token, and that a drain may take.
 const OUTLIVE_MAX: Duration = Duration::from_secs(7 * 24 * 3600);
 const DRAIN_MAX: Duration = Duration::from_secs(24 * 3600);
@@ -124,6 +128,8 @@ pub struct Gateway {
     /// Whether the kernel may cut QUIC's datagrams out of larger ones (GSO). Off where a driver or a middlebox breaks
     /// it.
     pub udp_segmentation_offload: bool,
+    /// Replicas of the gateway that tunnels are kept to, if there are as many.
+    pub replicas: usize,
 }
 
 /// One address of the gateway.
@@ -381,8 +387,11 @@ fn read_gateway(mut section: Section, managed: Option<Option<ManagedIdentity>>, 
         out.push(section.key("carrier"), "is \"quic\", which does not go through gateway.via: that is TCP");
     }
     let udp_segmentation_offload = section.flag("udp_segmentation_offload", out).unwrap_or(true);
+    let replicas = section.number("replicas", 1..=REPLICAS_MAX, out);
+    let replicas = replicas.and_then(|replicas| usize::try_from(replicas).ok()).unwrap_or(REPLICAS);
     section.end(out);
-    Some(Gateway { endpoints, ca_file, extra_ca_file, identity: identity?, via, carrier, udp_segmentation_offload })
+    let identity = identity?;
+    Some(Gateway { endpoints, ca_file, extra_ca_file, identity, via, carrier, udp_segmentation_offload, replicas })
 }
 
 fn read_cluster(mut section: Section, out: &mut Faults) -> Cluster {

@@ -1,5 +1,6 @@
-//! Keeps a tunnel to the gateway up. One is in use; others may overlap with it while they drain (make before break):
-//! when the gateway drains, when QUIC works again, when a carrier's goodput collapses.
+//! Keeps tunnels to the gateway up: one, or one to each of several replicas of it. Each has a [seat](seats), where
+//! others may overlap with it while they drain (make before break): when the gateway drains, when QUIC works again, when
+//! a carrier's goodput collapses.
 
 pub mod api;
 pub mod choose;
@@ -7,6 +8,7 @@ pub mod connect;
 pub mod forward;
 pub mod health;
 mod race;
+mod seats;
 pub mod status;
 mod way;
 
@@ -21,23 +23,25 @@ use std::{
 };
 
 use daemon::{Backoff, BackoffPolicy, Shutdown, Task, TaskGroup, random_unit};
-use futures_util::{FutureExt as _, future::BoxFuture};
+use futures_util::{FutureExt as _, StreamExt as _, future::BoxFuture, stream::FuturesUnordered};
 use tunnel::{
     transport::{CarrierKind, Closed, TunnelHandle},
     wire::close::CloseCode,
 };
-
-use tokio::sync::watch;
 
 use self::{
     api::CurrentTunnel,
     choose::{Chooser, Network},
     connect::{Connect, NoTunnel},
     health::{Health, Verdict},
-    race::{SharedChooser, race},
+    race::{Attempt, SharedChooser, race},
+    seats::Seats,
     status::StatusBoard,
 };
-use crate::{config::CarrierChoice, metrics};
+use crate::{
+    config::{CarrierChoice, REPLICAS},
+    metrics,
+};
 
 /// How often a tunnel's health is looked at.
 const LOOK: Duration = Duration::from_secs(1);
@@ -57,6 +61,18 @@ const SOON_TIMES: u32 = 4;
 const SOON: Range<Duration> = Duration::from_millis(500)..Duration::from_secs(3);
 /// The longest hint of a gateway that is respected.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(120);
+
+/// An agent with another tunnel dials within this time for one that it lost: nothing waits for it, and the gateway that
+/// ended had many agents.
+const CALM: Range<Duration> = Duration::ZERO..Duration::from_secs(1);
+/// How long to wait before another try to reach a replica that the agent has no tunnel to.
+const SPARE: BackoffPolicy = BackoffPolicy {
+    first: Duration::from_secs(1),
+    quick_cap: Duration::from_secs(10),
+    quick_for: Duration::from_secs(60),
+    cap: Duration::from_secs(300),
+    steady_after: Duration::from_secs(10),
+};
 
 /// How long to wait before a gateway that said that the cluster was deleted is asked again (docs/features.md R10).
 pub fn deleted_again(unit: f64) -> Duration {
@@ -88,8 +104,7 @@ pub struct Tunnels {
     tasks: TaskGroup,
     endpoint: AtomicUsize,
     drain_grace: Duration,
-    /// The tunnel in use, for the agent's own exchanges.
-    current: watch::Sender<Option<TunnelHandle>>,
+    seats: Seats,
 }
 
 /// A tunnel in use.
@@ -128,34 +143,63 @@ impl Tunnels {
             tasks: TaskGroup::new("tunnels"),
             endpoint: AtomicUsize::new(0),
             drain_grace,
-            current: watch::Sender::new(None),
+            seats: Seats::new(REPLICAS),
         }
     }
 
-    /// The tunnel in use, if one is up.
-    pub fn current(&self) -> CurrentTunnel {
-        self.current.subscribe()
+    /// Keeps tunnels to at most so many replicas of the gateway.
+    #[must_use]
+    pub fn to_replicas(mut self, most: usize) -> Self {
+        self.seats = Seats::new(most);
+        self
     }
 
-    /// Keeps a tunnel up until told to drain; then finishes what was accepted and closes.
+    /// The tunnel of the agent's own exchanges, if one is up.
+    pub fn current(&self) -> CurrentTunnel {
+        self.seats.current()
+    }
+
+    /// Keeps tunnels up until told to drain; then finishes what was accepted and closes.
     pub async fn run(&self, shutdown: Shutdown) {
+        let mut seats = FuturesUnordered::new();
+        loop {
+            // A seat that was begun once waits for its turn when it is not wanted.
+            let wanted = self.seats.wanted();
+            for seat in seats.len()..wanted {
+                seats.push(Box::pin(self.keep(seat, shutdown.clone())));
+            }
+            tokio::select! {
+                biased;
+                // They end when the agent drains.
+                _ = seats.next() => break,
+                () = self.seats.other_than(wanted) => {}
+            }
+        }
+        while seats.next().await.is_some() {}
+        self.tasks.abort();
+        if let Err(err) = self.tasks.join().await {
+            tracing::error!(error = %err, "a tunnel's task failed");
+        }
+    }
+
+    /// Keeps the tunnel of one seat up until told to drain; then finishes it.
+    async fn keep(&self, seat: usize, shutdown: Shutdown) {
         let mut backoff = Backoff::new(BackoffPolicy::default());
         let mut current = None;
         loop {
             let live = match current.take() {
                 Some(live) => live,
-                None => match shutdown.until_draining(self.establish(&mut backoff)).await {
+                None => match shutdown.until_draining(self.establish(seat, &mut backoff)).await {
                     Some(live) => live,
                     None => break,
                 },
             };
-            self.current.send_replace(Some(live.tunnel.clone()));
             let retired = shutdown.clone();
-            match self.watch(&live, &shutdown).await {
+            match self.watch(seat, &live, &shutdown).await {
                 Next::Closed(closed) => {
-                    self.current.send_replace(None);
+                    self.seats.leave(seat);
                     tracing::warn!(carrier = %live.carrier, reason = %closed, "tunnel closed");
-                    self.status.down(&closed.to_string());
+                    self.status.down(seat, &closed.to_string());
                     if matches!(closed.code, CloseCode::Deleted | CloseCode::Unauthorised) {
                         self.status.refused(closed.code);
                     }
@@ -164,7 +208,10 @@ impl Tunnels {
                     }
                     backoff.lived(live.since.elapsed());
                     // Full jitter also for the first attempt: a gateway that ends had many agents.
-                    let delay = backoff.failed(Instant::now(), random_unit());
+                    let mut delay = backoff.failed(Instant::now(), random_unit());
+                    if self.seats.others_up(seat) {
+                        delay = delay.max(between(&CALM, random_unit()));
+                    }
                     if retired.until_draining(tokio::time::sleep(delay)).await.is_none() {
                         break;
                     }
@@ -175,30 +222,37 @@ impl Tunnels {
                     current = Some(*next);
                 }
                 Next::Draining => {
-                    self.current.send_replace(None);
+                    self.seats.leave(seat);
                     self.finish(live, &shutdown).await;
                     break;
                 }
             }
         }
-        self.tasks.abort();
-        if let Err(err) = self.tasks.join().await {
-            tracing::error!(error = %err, "a tunnel's task failed");
-        }
     }
 
-    /// Dials until there is a tunnel.
-    async fn establish(&self, backoff: &mut Backoff) -> Live {
+    /// Dials until the seat has a tunnel.
+    async fn establish(&self, seat: usize, backoff: &mut Backoff) -> Live {
         let mut strange = 0;
+        let mut spare = Backoff::new(SPARE);
         loop {
+            self.seats.turn(seat).await;
             if self.connect.ready().now_or_never().is_none() {
                 tracing::info!("waiting for the cluster's certificate");
                 self.status.failed("this cluster has no certificate yet: waiting for it");
                 self.connect.ready().await;
             }
             let generation = self.connect.generation();
-            match self.dial().await {
+            match self.dial(seat).await {
                 Ok(live) => return live,
+                Err(err) if err.refused() == Some(CloseCode::Elsewhere) => {
+                    let delay = spare.failed(tokio::time::Instant::now().into_std(), random_unit());
+                    tracing::debug!(
+                        error = %err, retry_in_ms = delay.as_millis(),
+                        "the address led to a replica of the gateway that this agent has a tunnel to"
+                    );
+                    self.endpoint.fetch_add(1, Ordering::Relaxed);
+                    self.pause(seat, delay).await;
+                }
                 Err(err) => {
                     let hint = err.retry_after().map(|hint| hint.min(RETRY_AFTER_MAX));
                     let jitter = backoff.failed(Instant::now(), random_unit());
@@ -238,24 +292,70 @@ impl Tunnels {
         }
     }
 
+    /// Waits before another replica is sought, but not once the seat's tunnel is the only one wanted or none is up.
+    async fn pause(&self, seat: usize, delay: Duration) {
+        let others = self.seats.others_up(seat);
+        let over = tokio::time::sleep(delay);
+        tokio::pin!(over);
+        loop {
+            tokio::select! {
+                biased;
+                () = &mut over => return,
+                () = self.seats.changed() => {}
+            }
+            if self.seats.others_up(seat) != others || !self.seats.may_dial(seat) {
+                return;
+            }
+        }
+    }
+
     /// Races the carriers to the current endpoint; the first tunnel that is up wins.
-    async fn dial(&self) -> Result<Live, NoTunnel> {
+    async fn dial(&self, seat: usize) -> Result<Live, NoTunnel> {
         let generation = self.connect.generation();
         let endpoint = self.endpoint.load(Ordering::Relaxed) % self.connect.endpoints();
         let network = self.connect.network(endpoint).await;
         let proxied = self.connect.proxied(endpoint);
         let plan = self.with_chooser(|chooser| chooser.plan(&network, proxied, Instant::now()));
-        let tunnel = race(&self.connect, &self.chooser, &self.tasks, endpoint, &network, plan).await?;
-        Ok(self.live(tunnel, network, endpoint, generation))
+        let held = self.seats.held_by_others(seat);
+        let attempt = Attempt { endpoint, network: &network, held };
+        let tunnel = race(&self.connect, &self.chooser, &self.tasks, attempt, plan).await;
+        let tunnel = tunnel.inspect_err(|err| {
+            if let Some(replicas) = err.replicas() {
+                self.seats.told(replicas);
+            }
+        })?;
+        self.seat(seat, tunnel, network, endpoint, generation)
+    }
+
+    /// Gives a tunnel to a seat. One to a replica that another seat has reached in the meantime is given up.
+    fn seat(
+        &self,
+        seat: usize,
+        tunnel: TunnelHandle,
+        network: Network,
+        endpoint: usize,
+        generation: u64,
+    ) -> Result<Live, NoTunnel> {
+        let carrier = tunnel.info().carrier;
+        let taken = self.seats.take(seat, &tunnel);
+        let replica = tunnel.info().replica.as_deref().map(|replica| text(&replica.name));
+        let live = self.live(tunnel, network, endpoint, generation);
+        if taken {
+            tracing::info!(
+                carrier = %carrier, gateway = live.network.gateway, replica,
+                peer = live.tunnel.info().peer.map(|peer| peer.to_string()),
+                version = live.tunnel.info().version.0, "tunnel up"
+            );
+            self.status.up(seat, carrier, &live.network.gateway, replica.as_deref());
+            return Ok(live);
+        }
+        // The gateway may have opened streams on it, which end as they should.
+        self.retire(live, CloseCode::Elsewhere);
+        Err(NoTunnel::elsewhere(carrier))
     }
 
     fn live(&self, tunnel: TunnelHandle, network: Network, endpoint: usize, generation: u64) -> Live {
         let carrier = tunnel.info().carrier;
-        tracing::info!(
-            carrier = %carrier, gateway = network.gateway, peer = tunnel.info().peer.map(|peer| peer.to_string()),
-            version = tunnel.info().version.0, "tunnel up"
-        );
-        self.status.up(carrier, &network.gateway);
         let (server, serves) = (self.server.clone(), tunnel.clone());
         let serving = self.tasks.spawn_task("tunnel", async move {
             let _open = metrics::tunnel_opened(carrier);
@@ -265,7 +365,7 @@ impl Tunnels {
     }
 
     /// Watches a tunnel until it must be left.
-    async fn watch(&self, live: &Live, shutdown: &Shutdown) -> Next {
+    async fn watch(&self, seat: usize, live: &Live, shutdown: &Shutdown) -> Next {
         let mut health = Health::new(Instant::now());
         let mut asked = false;
         let mut look = tokio::time::interval(LOOK);
@@ -287,20 +387,23 @@ impl Tunnels {
                     }
                     let wait = drain.reconnect_within.min(RETRY_AFTER_MAX).mul_f64(random_unit());
                     tracing::info!(reason = %drain.code, wait_ms = wait.as_millis(), "the gateway drains: dialling anew");
-                    return self.replace(live, shutdown, wait, drain.code).await;
+                    return self.replace(seat, live, shutdown, wait, drain.code).await;
                 }
                 () = self.connect.renewed(live.generation) => {
                     tracing::info!("the cluster has a new certificate: dialling anew with it");
-                    return self.replace(live, shutdown, Duration::ZERO, CloseCode::Replaced).await;
+                    return self.replace(seat, live, shutdown, Duration::ZERO, CloseCode::Replaced).await;
                 }
                 () = sleep_until(probe_at), if probe_at.is_some() => {
                     let generation = self.connect.generation();
-                    match self.until_lost(live, shutdown, self.connect.connect(live.endpoint, CarrierKind::Quic)).await {
+                    let held = self.seats.held_by_others(seat);
+                    let dialling = self.connect.connect(live.endpoint, CarrierKind::Quic, held);
+                    match self.until_lost(live, shutdown, dialling).await {
                         Err(next) => return next,
                         Ok(Ok(tunnel)) => {
                             self.with_chooser(|chooser| chooser.worked(&live.network, CarrierKind::Quic, Instant::now()));
-                            let next = self.live(tunnel, live.network.clone(), live.endpoint, generation);
-                            return Next::Replaced(Box::new(next), CloseCode::Carrier);
+                            if let Ok(next) = self.seat(seat, tunnel, live.network.clone(), live.endpoint, generation) {
+                                return Next::Replaced(Box::new(next), CloseCode::Carrier);
+                            }
                         }
                         Ok(Err(err)) => tracing::debug!(error = %err, "QUIC does not work here yet"),
                     }
@@ -323,19 +426,20 @@ impl Tunnels {
                     };
                     tracing::warn!(carrier = %live.carrier, why, "the tunnel makes no progress: dialling another");
                     self.status.failed(why);
-                    return self.replace(live, shutdown, Duration::ZERO, CloseCode::Carrier).await;
+                    return self.replace(seat, live, shutdown, Duration::ZERO, CloseCode::Carrier).await;
                 }
             }
         }
     }
 
     /// Dials anew while the old tunnel still serves.
-    async fn replace(&self, live: &Live, shutdown: &Shutdown, wait: Duration, code: CloseCode) -> Next {
+    async fn replace(&self, seat: usize, live: &Live, shutdown: &Shutdown, wait: Duration, code: CloseCode) -> Next {
         let anew = async {
             tokio::time::sleep(wait).await;
             let mut backoff = Backoff::new(BackoffPolicy::default());
-            self.establish(&mut backoff).await
+            self.establish(seat, &mut backoff).await
         };
+        self.seats.leaving(seat);
         match self.until_lost(live, shutdown, anew).await {
             Ok(next) => Next::Replaced(Box::new(next), code),
             Err(next) => next,
@@ -417,6 +521,11 @@ impl Tunnels {
         // The close must still leave.
         let _ = tokio::time::timeout(SETTLE, live.serving).await;
     }
+}
+
+/// A name of a replica, for people: it has visible ASCII characters alone.
+fn text(name: &[u8]) -> String {
+    String::from_utf8_lossy(name).into_owned()
 }
 
 async fn sleep_until(when: Option<tokio::time::Instant>) {

@@ -415,6 +415,14 @@ impl Gateway {
         tasks.spawn("sessions", sweeper);
         tasks.spawn("accounts", snapshot::follow_accounts(Arc::clone(&core.snapshots), core.shutdown.clone()));
         tasks.spawn("reload", Arc::clone(&reloader).watch());
+        if let Some(replicas) = &core.replicas {
+            let spreading = tunnels::spread::Spread::default().run(
+                Arc::clone(replicas),
+                Arc::clone(&core.tunnels),
+                core.shutdown.clone(),
+            );
+            tasks.spawn("spread", spreading);
+        }
         if let Some(control) = &core.control {
             tasks.spawn("follow", Arc::clone(control).follow(core.shutdown.clone()));
             let seen = connectivity::keep(Arc::clone(control), Arc::clone(&core.tunnels), core.shutdown.clone());

@@ -160,6 +160,11 @@ impl Replicas {
         Arc::clone(&self.alive.borrow())
     }
 
+    /// How many replicas are alive, with this one.
+    pub fn count(&self) -> u32 {
+        u32::try_from(self.alive.borrow().len()).unwrap_or(u32::MAX).saturating_add(1)
+    }
+
     /// Changes when another replica starts or ends.
     pub fn watch(&self) -> watch::Receiver<Arc<[Arc<Replica>]>> {
         self.alive.subscribe()
@@ -196,6 +201,11 @@ impl Replicas {
     /// Clusters that have tunnels at other replicas.
     pub fn clusters_elsewhere(&self) -> usize {
         self.holders.clusters()
+    }
+
+    /// How many tunnels other replicas have that take requests of users. Looks at each cluster that has one.
+    pub fn users_tunnels_elsewhere(&self) -> usize {
+        self.holders.users()
     }
 
     /// A connection to a replica was refused: [`Self::holders`] passes it over until it renews its lease.

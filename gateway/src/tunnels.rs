@@ -7,4 +7,5 @@
 pub mod accept;
 pub mod handshake;
 pub mod session;
+pub mod spread;
 pub mod websocket;

@@ -104,6 +104,11 @@ const GATEWAY: &[Key] = &[
         "true",
         "False where a driver or a middlebox breaks QUIC's bundled datagrams (GSO).",
     ),
+    Key::default(
+        "replicas",
+        "2",
+        "Replicas of the gateway that an agent that serves users keeps a tunnel to; of fewer, to each.",
+    ),
     Key::example(
         "via",
         "\"clusterconnect-agent.towline.svc:8079\"",

@@ -141,7 +141,10 @@ impl Parts {
         let status = Arc::<StatusBoard>::default();
         let server = Server::idle(config.streams_max);
         let (carrier, grace) = (config.gateway.carrier, config.drain_grace);
-        let tunnels = Arc::new(Tunnels::new(connector.clone(), carrier, server.clone(), status.clone(), grace));
+        let tunnels = Tunnels::new(connector.clone(), carrier, server.clone(), status.clone(), grace);
+        // Nobody waits for the tunnel of an agent that serves no users: its own exchanges take whichever is up.
+        let replicas = if config.roles.serves_users() { config.gateway.replicas } else { 1 };
+        let tunnels = Arc::new(tunnels.to_replicas(replicas));
         let api = AgentApi::new(tunnels.current());
         Ok(Self {
             config,

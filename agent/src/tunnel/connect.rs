@@ -53,6 +53,8 @@ pub struct ConnectError {
     pub try_another: bool,
     /// That it did.
     pub refused: Option<CloseCode>,
+    /// How many replicas of the gateway are alive, if it said so as it refused.
+    pub replicas: Option<u32>,
 }
 
 /// Why there is no tunnel at all.
@@ -66,6 +68,18 @@ impl NoTunnel {
         self.0.iter().filter_map(|err| err.retry_after).max()
     }
 
+    /// Of a tunnel that is given up because the agent has another one to the same replica.
+    pub fn elsewhere(carrier: CarrierKind) -> Self {
+        let reason = "this agent has a tunnel to this replica already".to_owned();
+        let refused = Some(CloseCode::Elsewhere);
+        Self(vec![ConnectError { carrier, reason, retry_after: None, try_another: false, refused, replicas: None }])
+    }
+
+    /// How many replicas of the gateway are alive, if it said so.
+    pub fn replicas(&self) -> Option<u32> {
+        self.0.iter().find_map(|err| err.replicas)
+    }
+
     /// What the gateway refused the tunnel with.
     pub fn refused(&self) -> Option<CloseCode> {
         self.0.iter().find_map(|err| err.refused)
@@ -74,8 +88,13 @@ impl NoTunnel {
 
 /// Makes a tunnel on a carrier. A trait, so that the race and the supervision can be tested without sockets.
 pub trait Connect: Send + Sync + 'static {
-    /// Dials the endpoint of that index.
-    fn connect(&self, endpoint: usize, carrier: CarrierKind) -> BoxFuture<'_, Result<TunnelHandle, ConnectError>>;
+    /// Dials the endpoint of that index. The replicas of the gateway in `held` refuse with [`CloseCode::Elsewhere`].
+    fn connect(
+        &self,
+        endpoint: usize,
+        carrier: CarrierKind,
+        held: Vec<Bytes>,
+    ) -> BoxFuture<'_, Result<TunnelHandle, ConnectError>>;
 
     /// How many endpoints there are; at least one.
     fn endpoints(&self) -> usize;
@@ -362,7 +381,7 @@ impl Connector {
 
     /// Sees whether a tunnel comes up on a carrier. The gateway sends no requests to it.
     pub async fn check(&self, endpoint: usize, carrier: CarrierKind) -> Result<TunnelHandle, ConnectError> {
-        self.timed(endpoint, carrier, self.features.union(Features::CHECK)).await
+        self.timed(endpoint, carrier, self.features.union(Features::CHECK), Vec::new()).await
     }
 
     async fn timed(
@@ -370,11 +389,12 @@ impl Connector {
         endpoint: usize,
         carrier: CarrierKind,
         features: Features,
+        held: Vec<Bytes>,
     ) -> Result<TunnelHandle, ConnectError> {
-        let result = tokio::time::timeout(CARRIER_DEADLINE, self.attempt(endpoint, carrier, features)).await;
+        let result = tokio::time::timeout(CARRIER_DEADLINE, self.attempt(endpoint, carrier, features, held)).await;
         result.unwrap_or_else(|_| {
             let reason = format!("took longer than {} s", CARRIER_DEADLINE.as_secs());
-            Err(ConnectError { carrier, reason, retry_after: None, try_another: true, refused: None })
+            Err(ConnectError { carrier, reason, retry_after: None, try_another: true, refused: None, replicas: None })
         })
     }
 
@@ -383,6 +403,7 @@ impl Connector {
         endpoint: usize,
         carrier: CarrierKind,
         features: Features,
+        held: Vec<Bytes>,
     ) -> Result<TunnelHandle, ConnectError> {
         let failed = |reason: String, try_another, retry_after| ConnectError {
             carrier,
@@ -390,6 +411,7 @@ impl Connector {
             retry_after,
             try_another,
             refused: None,
+            replicas: None,
         };
         self.renew();
         let target = self.target(endpoint, carrier).map_err(|err| failed(chain(&err), false, None))?;
@@ -414,6 +436,7 @@ impl Connector {
             agent_version: daemon::release::version().to_owned(),
             instance: self.instance,
             features,
+            held,
             prove,
             options: self.session.clone(),
         };
@@ -423,8 +446,11 @@ impl Connector {
                 HelloError::Proof(_) | HelloError::Version => (None, true),
                 _ => (None, false),
             };
-            let code = if let HelloError::Refused { code, .. } = &err { Some(*code) } else { None };
-            ConnectError { refused: code, ..failed(chain(&err), !refused, retry_after) }
+            let (code, replicas) = match &err {
+                HelloError::Refused { code, replicas, .. } => (Some(*code), *replicas),
+                _ => (None, None),
+            };
+            ConnectError { refused: code, replicas, ..failed(chain(&err), !refused, retry_after) }
         })
     }
 }
@@ -434,10 +460,16 @@ pub(super) fn server_name(name: &str) -> Result<ServerName<'static>, SetupError>
 }
 
 impl Connect for Connector {
-    fn connect(&self, endpoint: usize, carrier: CarrierKind) -> BoxFuture<'_, Result<TunnelHandle, ConnectError>> {
+    fn connect(
+        &self,
+        endpoint: usize,
+        carrier: CarrierKind,
+        held: Vec<Bytes>,
+    ) -> BoxFuture<'_, Result<TunnelHandle, ConnectError>> {
         Box::pin(async move {
-            let result = self.timed(endpoint, carrier, self.features).await;
-            metrics::dialled(carrier, result.is_ok());
+            let result = self.timed(endpoint, carrier, self.features, held).await;
+            let reached = result.as_ref().is_err_and(|err| err.refused == Some(CloseCode::Elsewhere));
+            metrics::dialled(carrier, reached || result.is_ok());
             result
         })
     }

@@ -5,8 +5,12 @@ use std::{
     time::Instant,
 };
 
+use bytes::Bytes;
 use daemon::TaskGroup;
-use tunnel::transport::{CarrierKind, TunnelHandle};
+use tunnel::{
+    transport::{CarrierKind, TunnelHandle},
+    wire::close::CloseCode,
+};
 
 use super::{
     choose::{Chooser, Network, Plan},
@@ -16,13 +20,22 @@ use super::{
 /// Memory of what worked, shared by all who race.
 pub type SharedChooser = Mutex<Chooser>;
 
+/// What is dialled.
+pub struct Attempt<'a> {
+    /// The number of the gateway's address.
+    pub endpoint: usize,
+    /// The network that it is reached by.
+    pub network: &'a Network,
+    /// Replicas of the gateway that the agent has tunnels to already.
+    pub held: Vec<Bytes>,
+}
+
 /// Runs `plan`: the first carrier that is up wins, the others are dropped. All errors if none is.
 pub async fn race(
     connect: &Arc<dyn Connect>,
     chooser: &SharedChooser,
     tasks: &TaskGroup,
-    endpoint: usize,
-    network: &Network,
+    Attempt { endpoint, network, held }: Attempt<'_>,
     plan: Plan,
 ) -> Result<TunnelHandle, NoTunnel> {
     let note = |change: &dyn Fn(&mut Chooser)| change(&mut chooser.lock().unwrap_or_else(PoisonError::into_inner));
@@ -31,8 +44,8 @@ pub async fn race(
         let connect = connect.clone();
         // A task of its own, because the loser of a race is dropped and must not stop in the middle of a select.
         move |carrier| {
-            let connect = connect.clone();
-            tasks.spawn_task("dial", async move { connect.connect(endpoint, carrier).await })
+            let (connect, held) = (connect.clone(), held.clone());
+            tasks.spawn_task("dial", async move { connect.connect(endpoint, carrier, held).await })
         }
     };
     let mut quic = plan.quic.then(|| dialling(CarrierKind::Quic));
@@ -76,7 +89,10 @@ pub async fn race(
             }
             Err(err) => {
                 tracing::debug!(carrier = %carrier, error = %err.reason, "carrier failed");
-                if carrier == CarrierKind::Quic {
+                if err.refused == Some(CloseCode::Elsewhere) {
+                    // The carrier led to a gateway, though to one that the agent has a tunnel to.
+                    note(&|chooser| chooser.worked(network, carrier, Instant::now()));
+                } else if carrier == CarrierKind::Quic {
                     note(&|chooser| chooser.quic_failed(network, Instant::now()));
                 }
                 let try_another = err.try_another;
@@ -110,6 +126,13 @@ async fn ended_of(task: &mut Option<(CarrierKind, Dialling)>) -> Result<TunnelHa
 
 async fn join(carrier: CarrierKind, task: &mut Dialling) -> Result<TunnelHandle, ConnectError> {
     task.await.unwrap_or_else(|err| {
-        Err(ConnectError { carrier, reason: err.to_string(), retry_after: None, try_another: true, refused: None })
+        Err(ConnectError {
+            carrier,
+            reason: err.to_string(),
+            retry_after: None,
+            try_another: true,
+            refused: None,
+            replicas: None,
+        })
     })
 }

@@ -2,6 +2,7 @@
 //! admin listener and by the roles.
 
 use std::{
+    collections::BTreeMap,
     sync::{Mutex, MutexGuard, PoisonError},
     time::SystemTime,
 };
@@ -27,11 +28,22 @@ impl Default for StatusBoard {
 
 #[derive(Debug, Default)]
 struct State {
-    carrier: Option<CarrierKind>,
+    /// The tunnels that are up, by seat.
+    up: BTreeMap<usize, Up>,
     gateway: Option<String>,
     since: Option<SystemTime>,
     last_error: Option<(String, SystemTime)>,
     tunnels: u64,
+}
+
+/// A tunnel that is up.
+#[derive(Debug)]
+struct Up {
+    carrier: CarrierKind,
+    gateway: String,
+    /// Which of several replicas of the gateway it leads to.
+    replica: Option<String>,
+    since: SystemTime,
 }
 
 impl StatusBoard {
@@ -59,21 +71,27 @@ impl StatusBoard {
         *self.refused.borrow() == Some(CloseCode::Deleted)
     }
 
-    /// A tunnel is up and in use.
-    pub fn up(&self, carrier: CarrierKind, gateway: &str) {
+    /// A tunnel of a seat is up and in use, instead of the one that the seat had.
+    pub fn up(&self, seat: usize, carrier: CarrierKind, gateway: &str, replica: Option<&str>) {
         self.accepted();
-        let mut state = self.state();
-        state.carrier = Some(carrier);
+        let (mut state, since) = (self.state(), SystemTime::now());
         state.gateway = Some(gateway.to_owned());
-        state.since = Some(SystemTime::now());
+        // Since when there is a connection, whichever tunnels bore it.
+        if state.up.is_empty() || (state.up.len() == 1 && state.up.contains_key(&seat)) {
+            state.since = Some(since);
+        }
+        let (gateway, replica) = (gateway.to_owned(), replica.map(str::to_owned));
+        state.up.insert(seat, Up { carrier, gateway, replica, since });
         state.tunnels += 1;
     }
 
-    /// The tunnel in use is closed.
-    pub fn down(&self, why: &str) {
+    /// The tunnel of a seat is closed.
+    pub fn down(&self, seat: usize, why: &str) {
         let mut state = self.state();
-        state.carrier = None;
-        state.since = Some(SystemTime::now());
+        state.up.remove(&seat);
+        if state.up.is_empty() {
+            state.since = Some(SystemTime::now());
+        }
         state.last_error = Some((why.to_owned(), SystemTime::now()));
         drop(state);
         self.changed.send_replace(());
@@ -97,7 +115,7 @@ impl StatusBoard {
 
     /// The carrier in use, if a tunnel is up.
     pub fn carrier(&self) -> Option<CarrierKind> {
-        self.state().carrier
+        self.state().up.values().next().map(|up| up.carrier)
     }
 
     /// As JSON.
@@ -105,10 +123,13 @@ impl StatusBoard {
         let at = |time: SystemTime| OffsetDateTime::from(time).format(&Rfc3339).ok();
         let state = self.state();
         json!({
-            "connected": state.carrier.is_some(),
-            "carrier": state.carrier.map(CarrierKind::as_str),
+            "connected": !state.up.is_empty(),
+            "carrier": state.up.values().next().map(|up| up.carrier.as_str()),
             "gateway": state.gateway,
             "since": state.since.and_then(at),
+            "tunnels": state.up.values().map(|up| json!({
+                "carrier": up.carrier.as_str(), "gateway": up.gateway, "replica": up.replica, "since": at(up.since),
+            })).collect::<Vec<_>>(),
             "tunnels_made": state.tunnels,
             "last_error": state.last_error.as_ref().map(|(text, time)| json!({ "text": text, "at": at(*time) })),
         })

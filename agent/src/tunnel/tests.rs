@@ -4,8 +4,10 @@ use std::{collections::HashMap, sync::Mutex};
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tunnel::transport::memory;
+
+mod replicas;
 
 use super::{connect::ConnectError, *};
 use crate::roles::{Role, Roles, echo::Echo, serve::Server};
@@ -47,7 +49,12 @@ impl Fake {
 }
 
 impl Connect for Fake {
-    fn connect(&self, _: usize, carrier: CarrierKind) -> BoxFuture<'_, Result<TunnelHandle, ConnectError>> {
+    fn connect(
+        &self,
+        _: usize,
+        carrier: CarrierKind,
+        _: Vec<Bytes>,
+    ) -> BoxFuture<'_, Result<TunnelHandle, ConnectError>> {
         Box::pin(async move {
             let does = self.does.lock().unwrap().get(&carrier).cloned().unwrap_or(Does::Fails(true, None));
             let now = tokio::time::Instant::now();
@@ -72,6 +79,7 @@ impl Connect for Fake {
                             true => Some(CloseCode::Unauthorised),
                             false => self.deleted.load(Ordering::SeqCst).then_some(CloseCode::Deleted),
                         },
+                        replicas: None,
                     })
                 }
             }
@@ -114,7 +122,7 @@ fn tunnels(fake: &Arc<Fake>, choice: CarrierChoice) -> Arc<Tunnels> {
 async fn race_of(does: &[(CarrierKind, Does)]) -> (Result<Live, NoTunnel>, Vec<(CarrierKind, Duration)>) {
     let (fake, mut dialled) = fake(does);
     let start = tokio::time::Instant::now();
-    let result = tunnels(&fake, CarrierChoice::Auto).dial().await;
+    let result = tunnels(&fake, CarrierChoice::Auto).dial(0).await;
     let mut order = Vec::new();
     while let Ok((carrier, at, _)) = dialled.try_recv() {
         order.push((carrier, at - start));

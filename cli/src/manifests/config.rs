@@ -94,6 +94,7 @@ fn agent(values: &Values) -> String {
     gateway(&mut out, values);
     out.key("carrier", &values.gateway.carrier);
     out.key("udp_segmentation_offload", values.gateway.udp_segmentation_offload);
+    out.key("replicas", values.gateway.replicas);
     if !values.gateway.addresses.is_empty() {
         out.key("addresses", &values.gateway.addresses);
     }

@@ -62,7 +62,7 @@ section! {
     /// Where the gateway is and how it is trusted.
     Gateway {
         url: String, urls: Vec<String>, ca: String, server_name: String, addresses: Vec<String>, carrier: String,
-        udp_segmentation_offload: bool,
+        udp_segmentation_offload: bool, replicas: u32,
     }
 }
 section! {

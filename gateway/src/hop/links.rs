@@ -280,6 +280,7 @@ impl Hops {
         let carrier = timeout(HANDSHAKE, http2::client_side(stream, facts)).await.map_err(|_| DialError::Timeout)??;
         let side = GatewaySide {
             session: random::bytes(),
+            replica: None,
             // Who it is was judged by TLS.
             authenticate: |_| async { Ok::<_, Refuse>(()) },
             options: session_options(),

@@ -131,6 +131,7 @@ async fn establish(hops: &Hops, socket: TcpStream, peer: SocketAddr) -> io::Resu
         agent_version: skew::OWN.to_owned(),
         instance: random::bytes(),
         features: Features::default(),
+        held: Vec::new(),
         prove: Box::new(|_| Err("a replica shows its certificate in TLS".to_owned())),
         options: session_options(),
     };

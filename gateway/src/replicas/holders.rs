@@ -100,6 +100,12 @@ impl Holders {
         }
     }
 
+    /// All tunnels for users elsewhere.
+    pub fn users(&self) -> usize {
+        let of = |held: &Held| held.slots().iter().map(|(_, count)| usize::from(count.users)).sum::<usize>();
+        self.0.iter().map(|held| of(held.value())).sum()
+    }
+
     /// Clusters with tunnels elsewhere.
     pub fn clusters(&self) -> usize {
         self.0.len()

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, SystemTime};
 
+use bytes::Bytes;
 use certs::{Peer, PeerError, Roots};
 use rustls::pki_types::CertificateDer;
 use tunnel::{
@@ -10,7 +11,10 @@ use tunnel::{
         carrier::Carrier,
         session::{self, GatewaySide, HelloError, Presented},
     },
-    wire::{close::CloseCode, hello::Refuse},
+    wire::{
+        close::CloseCode,
+        hello::{Refuse, Replica},
+    },
 };
 use types::{
     agent_api::{CONNECT_AGAIN, codes},
@@ -22,11 +26,14 @@ use crate::{
     control::tell,
     core::Core,
     random,
+    replicas::Replicas,
     skew::{self, Skew},
 };
 
-/// Tunnels of one cluster at once: several agents, each with a few connections.
+/// Tunnels of one cluster at once, at all replicas together: several agents, each with a few connections.
 pub const TUNNELS_PER_CLUSTER: usize = 64;
+/// What an agent reads that dialled a second tunnel to the same replica.
+const ALREADY_HERE: &str = "this agent has a tunnel to this replica already:";
 /// When a refused agent should try again.
 const RETRY: Duration = Duration::from_secs(30);
 /// The same, where the gateway is only too busy.
@@ -55,6 +62,10 @@ pub async fn hello(core: &Core, carrier: Carrier) -> Result<Welcomed, HelloError
     let peer = carrier.facts().peer;
     let gateway = GatewaySide {
         session: random::bytes(),
+        replica: core
+            .replicas
+            .as_deref()
+            .map(|replicas| Replica { name: Bytes::copy_from_slice(replicas.name().as_bytes()), of: replicas.count() }),
         authenticate: |presented: Presented| async move {
             let result = authenticate(core, &presented).await;
             if let Err(refuse) = &result {
@@ -76,6 +87,7 @@ async fn authenticate(
         code,
         message,
         retry_after_ms: u64::try_from(retry.as_millis()).ok(),
+        replicas: core.replicas.as_deref().map(Replicas::count),
     };
     if !core.admits() {
         let message = "this gateway has lost its database, and cannot tell which clusters there are";
@@ -105,7 +117,15 @@ async fn authenticate(
         let message = format!("{}: {}", codes::AGENT_TOO_OLD, skew::refusal(&presented.agent_version));
         return Err(refuse(CloseCode::Outdated, message, RETRY_OUTDATED));
     }
-    if core.tunnels.count_of(&cluster.key) >= TUNNELS_PER_CLUSTER {
+    if let Some(replicas) = &core.replicas
+        && presented.held.iter().any(|held| held == replicas.name().as_bytes())
+    {
+        let message = format!("{ALREADY_HERE} {}", replicas.name());
+        return Err(Refuse { retry_after_ms: None, ..refuse(CloseCode::Elsewhere, message, RETRY) });
+    }
+    // Replicas hear of one another's tunnels within a moment: of agents that dial at the same time some more come in.
+    let elsewhere = core.replicas.as_deref().map_or(0, |replicas| replicas.tunnels_elsewhere(&cluster.key));
+    if core.tunnels.count_of(&cluster.key) + elsewhere >= TUNNELS_PER_CLUSTER {
         let message = format!("cluster {id} has {TUNNELS_PER_CLUSTER} tunnels, the limit");
         return Err(refuse(CloseCode::Overloaded, message, RETRY_BUSY));
     }

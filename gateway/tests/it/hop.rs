@@ -381,6 +381,7 @@ async fn dialled(to: &World, config: rustls::ClientConfig) -> Result<TunnelHandl
     let carrier = http2::client_side(stream, facts).await.map_err(|error| error.to_string())?;
     let side = GatewaySide {
         session: [7; 16],
+        replica: None,
         authenticate: |_| async { Ok::<_, Refuse>(()) },
         options: SessionOptions::default(),
     };

@@ -233,6 +233,7 @@ pub fn agent_side() -> AgentSide {
         agent_version: "test".to_owned(),
         instance: [1; 16],
         features: types::version::Features::default(),
+        held: Vec::new(),
         prove: Box::new(|_| Err("no proof in this test".to_owned())),
         options: SessionOptions::default(),
     }

@@ -42,7 +42,10 @@ use types::{
 
 pub use stream::{RecvStream, SendStream};
 
-use crate::wire::close::{CloseCode, StreamCode};
+use crate::wire::{
+    close::{CloseCode, StreamCode},
+    hello::Replica,
+};
 
 /// Locks what is left whole whatever panics.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -147,6 +150,8 @@ pub struct TunnelInfo {
     pub instance: [u8; 16],
     /// The agent's program version as it said.
     pub agent_version: String,
+    /// To which of several replicas of the gateway the tunnel leads, and how many there were at the hello.
+    pub replica: Option<Box<Replica>>,
 }
 
 /// What bears a tunnel.

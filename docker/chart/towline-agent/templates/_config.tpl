@@ -94,6 +94,7 @@ issuer = {{ toJson .Values.azureRbac.issuer }}
 {{- with .Values.gateway }}
 carrier = {{ .carrier | toJson }}
 udp_segmentation_offload = {{ .udpSegmentationOffload }}
+replicas = {{ int .replicas }}
 {{- with .addresses }}
 addresses = {{ toJson . }}
 {{- end }}

@@ -167,7 +167,9 @@ async fn u4_much_older_agents_are_refused_with_what_to_do_and_older_ones_shown_a
         site.world.dial_as(&given.own, side).await
     };
     let refused = hello("0.0.9").await.err().unwrap();
-    let HelloError::Refused { code: CloseCode::Outdated, message, retry_after } = refused else { panic!("{refused}") };
+    let HelloError::Refused { code: CloseCode::Outdated, message, retry_after, .. } = refused else {
+        panic!("{refused}")
+    };
     assert!(message.starts_with("AgentTooOld: these agents have version 0.0.9"), "{message}");
     assert!(message.contains("towline update --auto-upgrade false --upgrade"), "{message}");
     assert!(retry_after.unwrap() >= Duration::from_secs(60), "it is of no use soon");

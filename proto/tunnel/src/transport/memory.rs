@@ -19,7 +19,10 @@ use super::{
     carrier::{self, Carrier, Facts, RawError, RawRecv, RawSend},
     session::{self, AgentSide, GatewaySide, SessionOptions},
 };
-use crate::wire::close::{CloseCode, StreamCode};
+use crate::wire::{
+    close::{CloseCode, StreamCode},
+    hello::Replica,
+};
 
 /// Bytes that one direction of a stream holds before its writer waits.
 const PIPE_BYTES: usize = limits::CHUNK_BYTES;
@@ -41,10 +44,27 @@ pub async fn pair_as(kind: CarrierKind, options: SessionOptions) -> (TunnelHandl
     joined(gateway, agent, options).await
 }
 
+/// As [`pair_as`], to one of several replicas of a gateway.
+pub async fn pair_at(kind: CarrierKind, replica: Replica) -> (TunnelHandle, TunnelHandle) {
+    let (mut gateway, mut agent) = carriers();
+    (gateway.facts.kind, agent.facts.kind) = (kind, kind);
+    joined_at(gateway, agent, SessionOptions::default(), Some(replica)).await
+}
+
 /// The tunnel of two ends in one process, neither of which refuses the other.
 pub(crate) async fn joined(gateway: Carrier, agent: Carrier, options: SessionOptions) -> (TunnelHandle, TunnelHandle) {
+    joined_at(gateway, agent, options, None).await
+}
+
+async fn joined_at(
+    gateway: Carrier,
+    agent: Carrier,
+    options: SessionOptions,
+    replica: Option<Replica>,
+) -> (TunnelHandle, TunnelHandle) {
     let gateway_side = GatewaySide {
         session: [7; 16],
+        replica,
         authenticate: |_| async { Ok::<_, crate::wire::hello::Refuse>(()) },
         options: options.clone(),
     };
@@ -52,6 +72,7 @@ pub(crate) async fn joined(gateway: Carrier, agent: Carrier, options: SessionOpt
         agent_version: env!("CARGO_PKG_VERSION").to_owned(),
         instance: [9; 16],
         features: types::version::Features::default(),
+        held: Vec::new(),
         prove: Box::new(|_| Err("no proof in memory".to_owned())),
         options,
     };

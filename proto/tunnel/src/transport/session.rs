@@ -19,7 +19,11 @@ pub use hello::{accept, connect};
 use rustls::pki_types::CertificateDer;
 use types::limits;
 
-use crate::wire::{close::CloseCode, error::WireError, hello::Proof};
+use crate::wire::{
+    close::CloseCode,
+    error::WireError,
+    hello::{Proof, Replica},
+};
 
 /// Times of a session.
 #[derive(Clone, Debug)]
@@ -68,6 +72,8 @@ pub struct AgentSide {
     pub instance: [u8; 16],
     /// What it offers beside [`types::version::Features::OFFERED`].
     pub features: types::version::Features,
+    /// Names of the gateway's replicas that it has tunnels to already.
+    pub held: Vec<bytes::Bytes>,
     /// Called where the gateway saw no client certificate (a middlebox ended the TLS).
     pub prove: Prove,
     /// Intervals and deadlines of the session.
@@ -86,12 +92,16 @@ pub struct Presented {
     pub instance: [u8; 16],
     /// The agent program's version as it said.
     pub agent_version: String,
+    /// Names of the gateway's replicas that the agent has tunnels to already.
+    pub held: Vec<bytes::Bytes>,
 }
 
 /// What the gateway brings to the hello.
 pub struct GatewaySide<F> {
     /// The gateway's name of this tunnel, random.
     pub session: [u8; 16],
+    /// Which of several replicas it is.
+    pub replica: Option<Replica>,
     /// `async FnOnce(Presented) -> Result<T, Refuse>`: who it is, or why not.
     pub authenticate: F,
     /// Intervals and deadlines of the session.
@@ -113,6 +123,8 @@ pub enum HelloError {
         message: String,
         /// When to try again.
         retry_after: Option<Duration>,
+        /// How many replicas of the gateway are alive, if it said so.
+        replicas: Option<u32>,
     },
     /// No version in common.
     #[error("no version of the tunnel protocol in common")]

@@ -116,5 +116,8 @@ codes! {
         Deleted = 0x20c, "the cluster's resource was deleted";
         /// The gateway does not serve agents of this version any more.
         Outdated = 0x20d, "the agent's version is no longer served";
+        /// Another replica of the gateway should have this tunnel: the agent has one to this replica already, or others
+        /// have far fewer.
+        Elsewhere = 0x20e, "better at another replica of the gateway";
     }
 }

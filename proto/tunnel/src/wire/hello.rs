@@ -9,7 +9,7 @@ use types::version::{Features, Version};
 use super::{
     close::CloseCode,
     error::WireError,
-    message::{Reader, Writer, extension_u64},
+    message::{Reader, Writer, extension_u64, word},
 };
 
 /// Kind number of a [`Challenge`].
@@ -22,8 +22,14 @@ pub const WELCOME: u8 = 3;
 pub const REFUSE: u8 = 4;
 
 const EXT_PROOF: u64 = 2;
+const EXT_HELD: u64 = 4;
+const EXT_REPLICA: u64 = 2;
 const EXT_RETRY_AFTER_MS: u64 = 2;
+const EXT_REPLICAS: u64 = 4;
 const CERTIFICATES_MAX: u64 = 8;
+
+/// Most replicas that one agent keeps tunnels to, and that a [`Hello`] can name.
+pub const HELD_MAX: usize = 8;
 
 /// From the gateway: what it speaks, and what a proof must sign.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -62,6 +68,18 @@ pub struct Hello {
     pub instance: [u8; 16],
     /// Present where [`Challenge::proof_needed`].
     pub proof: Option<Proof>,
+    /// Names of the replicas of the gateway that this agent has tunnels to already, at most [`HELD_MAX`]. One of these
+    /// refuses with [`CloseCode::Elsewhere`].
+    pub held: Vec<Bytes>,
+}
+
+/// Which of several replicas of a gateway answers, and how many there are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Replica {
+    /// Its name: 1 to [`super::message::WORD_BYTES`] visible ASCII characters.
+    pub name: Bytes,
+    /// Replicas that are alive, with this one.
+    pub of: u32,
 }
 
 /// From the gateway: the tunnel is up.
@@ -73,6 +91,8 @@ pub struct Welcome {
     pub session: [u8; 16],
     /// Period of probes in milliseconds.
     pub probe_period_ms: u64,
+    /// Where several gateways share one address; none from a single gateway.
+    pub replica: Option<Replica>,
 }
 
 /// From the gateway: no tunnel, and why.
@@ -84,6 +104,8 @@ pub struct Refuse {
     pub message: String,
     /// When to try again, in milliseconds; none: as the agent sees fit.
     pub retry_after_ms: Option<u64>,
+    /// Replicas of the gateway that are alive; none from a single gateway.
+    pub replicas: Option<u32>,
 }
 
 /// What a [`Proof`] signs: a label, so that the signature means nothing elsewhere, and the nonce and instance, so that
@@ -141,6 +163,15 @@ impl Hello {
             }
             writer.extension(EXT_PROOF, &value);
         }
+        if !self.held.is_empty() {
+            let mut value = BytesMut::new();
+            super::varint::put(&mut value, self.held.len() as u64);
+            for name in &self.held {
+                super::varint::put(&mut value, name.len() as u64);
+                value.extend_from_slice(name);
+            }
+            writer.extension(EXT_HELD, &value);
+        }
         writer.finish()
     }
 
@@ -153,12 +184,15 @@ impl Hello {
             agent_version: reader.line("agent version")?,
             instance: array(&mut reader, "instance")?,
             proof: None,
+            held: Vec::new(),
         };
         reader.extensions(|tag, value| {
-            if tag == EXT_PROOF {
-                this.proof = Some(Proof::decode(value)?);
+            match tag {
+                EXT_PROOF => this.proof = Some(Proof::decode(value)?),
+                EXT_HELD => this.held = held(value)?,
+                _ => return Ok(false),
             }
-            Ok(tag == EXT_PROOF)
+            Ok(true)
         })?;
         Ok(this)
     }
@@ -182,6 +216,9 @@ impl Welcome {
     pub fn encode(&self) -> BytesMut {
         let mut writer = Writer::begin(BytesMut::new(), WELCOME);
         writer.integer(self.features.0).bytes(&self.session).integer(self.probe_period_ms);
+        if let Some(Replica { name, of }) = &self.replica {
+            writer.extension(EXT_REPLICA, name).extension(EXT_REPLICAS, &u64::from(*of).to_be_bytes());
+        }
         writer.finish()
     }
 }
@@ -193,6 +230,9 @@ impl Refuse {
         writer.integer(u64::from(self.code.number())).line(&self.message);
         if let Some(ms) = self.retry_after_ms {
             writer.extension(EXT_RETRY_AFTER_MS, &ms.to_be_bytes());
+        }
+        if let Some(replicas) = self.replicas {
+            writer.extension(EXT_REPLICAS, &u64::from(replicas).to_be_bytes());
         }
         writer.finish()
     }
@@ -213,29 +253,57 @@ impl Answer {
         let mut reader = Reader::new(message)?;
         match reader.kind {
             WELCOME => {
-                let welcome = Welcome {
+                let mut welcome = Welcome {
                     features: Features(reader.integer("features")?),
                     session: array(&mut reader, "session")?,
                     probe_period_ms: reader.integer("probe period")?,
+                    replica: None,
                 };
-                reader.end()?;
+                let (mut name, mut of) = (None, None);
+                reader.extensions(|tag, value| {
+                    match tag {
+                        EXT_REPLICA => name = Some(word(value, "replica")?),
+                        EXT_REPLICAS => of = Some(replicas(&value)?),
+                        _ => return Ok(false),
+                    }
+                    Ok(true)
+                })?;
+                // One says nothing without the other.
+                welcome.replica = name.zip(of).map(|(name, of)| Replica { name, of });
                 Ok(Self::Welcome(welcome))
             }
             REFUSE => {
                 let code = u32::try_from(reader.integer("code")?).map_err(|_| WireError::Field("code"))?;
                 let message = reader.line("message")?;
-                let mut retry_after_ms = None;
+                let mut refuse =
+                    Refuse { code: CloseCode::from_number(code), message, retry_after_ms: None, replicas: None };
                 reader.extensions(|tag, value| {
-                    if tag == EXT_RETRY_AFTER_MS {
-                        retry_after_ms = Some(extension_u64(&value, "retry after")?);
+                    match tag {
+                        EXT_RETRY_AFTER_MS => refuse.retry_after_ms = Some(extension_u64(&value, "retry after")?),
+                        EXT_REPLICAS => refuse.replicas = Some(replicas(&value)?),
+                        _ => return Ok(false),
                     }
-                    Ok(tag == EXT_RETRY_AFTER_MS)
+                    Ok(true)
                 })?;
-                Ok(Self::Refuse(Refuse { code: CloseCode::from_number(code), message, retry_after_ms }))
+                Ok(Self::Refuse(refuse))
             }
             other => Err(WireError::Kind(other)),
         }
     }
+}
+
+fn held(value: Bytes) -> Result<Vec<Bytes>, WireError> {
+    let mut reader = Reader::nested(value);
+    let count = usize::try_from(reader.integer("replicas held")?).unwrap_or(usize::MAX);
+    if count == 0 || count > HELD_MAX {
+        return Err(WireError::Field("replicas held"));
+    }
+    let names = (0..count).map(|_| word(reader.bytes("replica")?, "replica")).collect::<Result<_, _>>()?;
+    if reader.at_end() { Ok(names) } else { Err(WireError::Trailing) }
+}
+
+fn replicas(value: &[u8]) -> Result<u32, WireError> {
+    u32::try_from(extension_u64(value, "replicas")?).map_err(|_| WireError::Field("replicas"))
 }
 
 fn version(reader: &mut Reader) -> Result<Version, WireError> {

@@ -16,7 +16,7 @@ use super::{
     control::Control,
     error::WireError,
     head::{RequestHead, ResponseHead},
-    hello::{Answer, Challenge, Hello, Proof, Refuse, Welcome},
+    hello::{Answer, Challenge, Hello, Proof, Refuse, Replica, Welcome},
     hop::Hop,
     message::{self, LENGTH_BYTES, TEXT_BYTES, Writer},
     varint,
@@ -99,7 +99,12 @@ fn hello() -> Hello {
         agent_version: "0.1.0".to_owned(),
         instance: [0x11; 16],
         proof: None,
+        held: Vec::new(),
     }
+}
+
+fn welcome() -> Welcome {
+    Welcome { features: Features(1), session: [0x22; 16], probe_period_ms: 8000, replica: None }
 }
 
 /// One of each kind and shape, by the name of its file in `testdata`.
@@ -127,9 +132,17 @@ fn golden() -> Vec<(&'static str, Any)> {
                 ..hello()
             }),
         ),
+        ("welcome", Any::Answer(Answer::Welcome(welcome()))),
         (
-            "welcome",
-            Any::Answer(Answer::Welcome(Welcome { features: Features(1), session: [0x22; 16], probe_period_ms: 8000 })),
+            "welcome-replica",
+            Any::Answer(Answer::Welcome(Welcome {
+                replica: Some(Replica { name: Bytes::from_static(b"towline-gateway-1"), of: 3 }),
+                ..welcome()
+            })),
+        ),
+        (
+            "hello-held",
+            Any::Hello(Hello { held: vec![Bytes::from_static(b"a"), Bytes::from_static(b"b-2")], ..hello() }),
         ),
         (
             "refuse",
@@ -137,6 +150,16 @@ fn golden() -> Vec<(&'static str, Any)> {
                 code: CloseCode::Unauthorised,
                 message: "certificate expired".to_owned(),
                 retry_after_ms: None,
+                replicas: None,
+            })),
+        ),
+        (
+            "refuse-elsewhere",
+            Any::Answer(Answer::Refuse(Refuse {
+                code: CloseCode::Elsewhere,
+                message: "has one".to_owned(),
+                retry_after_ms: None,
+                replicas: Some(2),
             })),
         ),
         (
@@ -145,6 +168,7 @@ fn golden() -> Vec<(&'static str, Any)> {
                 code: CloseCode::Overloaded,
                 message: String::new(),
                 retry_after_ms: Some(30_000),
+                replicas: None,
             })),
         ),
         ("request", Any::Request(request())),
@@ -600,11 +624,13 @@ proptest! {
     fn hellos_round_trip(
         version: u16, features: u64, agent_version in "[ -~]{0,40}", instance: [u8; 16],
         chain in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..300), 0..8), signature: Vec<u8>,
+        held in prop::collection::vec("[!-~]{1,128}", 0..8),
     ) {
         let proof = (!chain.is_empty())
             .then(|| Proof { chain: chain.into_iter().map(Bytes::from).collect(), signature: signature.into() });
         let (version, features) = (Version(version), Features(features));
-        round_trip(&Any::Hello(Hello { version, features, agent_version, instance, proof }))?;
+        let held = held.into_iter().map(Bytes::from).collect();
+        round_trip(&Any::Hello(Hello { version, features, agent_version, instance, proof, held }))?;
     }
 }
 

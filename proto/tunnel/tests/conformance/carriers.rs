@@ -133,7 +133,12 @@ pub async fn pair(kind: CarrierKind, gateway_opens: bool, options: SessionOption
 pub type Authenticate = fn(Presented) -> std::future::Ready<Result<Presented, Refuse>>;
 
 pub fn gateway_side(options: SessionOptions) -> GatewaySide<Authenticate> {
-    GatewaySide { session: [7; 16], authenticate: |presented| std::future::ready(Ok(presented)), options }
+    GatewaySide {
+        session: [7; 16],
+        replica: None,
+        authenticate: |presented| std::future::ready(Ok(presented)),
+        options,
+    }
 }
 
 pub fn agent_side(options: SessionOptions) -> AgentSide {
@@ -141,6 +146,7 @@ pub fn agent_side(options: SessionOptions) -> AgentSide {
         agent_version: "1.2.3".to_owned(),
         instance: [9; 16],
         features: types::version::Features::default(),
+        held: Vec::new(),
         prove: Box::new(|_| Err("the carrier shows the certificate".to_owned())),
         options,
     }

@@ -85,6 +85,7 @@ async fn a_peer_that_has_not_said_hello_cannot_fill_memory() {
     let facts = Facts { kind: CarrierKind::Http2, peer: None, certificates: vec![Vec::new().into()] };
     let side = GatewaySide {
         session: [1; 16],
+        replica: None,
         authenticate: |_| async { Ok::<_, Refuse>(()) },
         options: SessionOptions::default(),
     };

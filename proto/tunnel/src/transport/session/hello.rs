@@ -67,6 +67,7 @@ async fn connect_untimed(
         agent_version: agent.agent_version.clone(),
         instance: agent.instance,
         proof,
+        held: agent.held,
     };
     let sent = Instant::now();
     lost(carrier, send.send_all(hello.encode().freeze()).await).await?;
@@ -82,6 +83,7 @@ async fn connect_untimed(
         session: welcome.session,
         instance: agent.instance,
         agent_version: agent.agent_version,
+        replica: welcome.replica.map(Box::new),
     };
     Ok((ControlStream { send, messages }, info, sent.elapsed()))
 }
@@ -133,6 +135,7 @@ where
         session: gateway.session,
         instance: hello.instance,
         agent_version: hello.agent_version.clone(),
+        replica: gateway.replica.clone().map(Box::new),
     };
     let judged = match judge(carrier, &nonce, hello) {
         Ok(presented) => (gateway.authenticate)(presented).await,
@@ -151,14 +154,15 @@ where
         }
     };
     let probe_period_ms = u64::try_from(gateway.options.probe_period.as_millis()).unwrap_or(u64::MAX);
-    let welcome = Welcome { features, session: gateway.session, probe_period_ms };
+    let welcome = Welcome { features, session: gateway.session, probe_period_ms, replica: gateway.replica };
     lost(carrier, send.send_all(welcome.encode().freeze()).await).await?;
     Ok((ControlStream { send, messages }, info, rtt, who))
 }
 
 /// What the peer has proved, before anyone is asked whether it is trusted.
 fn judge(carrier: &Carrier, nonce: &[u8; 32], hello: Hello) -> Result<Presented, Refuse> {
-    let refuse = |code, message: &str| Refuse { code, message: message.to_owned(), retry_after_ms: None };
+    let refuse =
+        |code, message: &str| Refuse { code, message: message.to_owned(), retry_after_ms: None, replicas: None };
     if hello.version < Version::OLDEST || hello.version > Version::NEWEST {
         return Err(refuse(CloseCode::Version, "this version was not offered"));
     }
@@ -174,7 +178,8 @@ fn judge(carrier: &Carrier, nonce: &[u8; 32], hello: Hello) -> Result<Presented,
     } else {
         carrier.facts.certificates.clone()
     };
-    Ok(Presented { chain, by_proof, instance: hello.instance, agent_version: hello.agent_version })
+    let Hello { instance, agent_version, held, .. } = hello;
+    Ok(Presented { chain, by_proof, instance, agent_version, held })
 }
 
 /// Whether the leaf's key (ECDSA P-256) signed `message`. Says nothing of trust in the leaf.
@@ -192,6 +197,7 @@ fn refused(refuse: Refuse) -> HelloError {
             code,
             message: refuse.message,
             retry_after: refuse.retry_after_ms.map(Duration::from_millis),
+            replicas: refuse.replicas,
         },
     }
 }
@@ -204,7 +210,12 @@ async fn lost<T>(carrier: &Carrier, result: Result<T, RawError>) -> Result<T, He
             let closed = carrier.link.closed().await;
             Err(match closed.code {
                 CloseCode::Unauthorised | CloseCode::Overloaded | CloseCode::Deleted | CloseCode::Outdated => {
-                    HelloError::Refused { code: closed.code, message: closed.message, retry_after: None }
+                    HelloError::Refused {
+                        code: closed.code,
+                        message: closed.message,
+                        retry_after: None,
+                        replicas: None,
+                    }
                 }
                 CloseCode::Version => HelloError::Version,
                 _ => HelloError::Lost(closed.to_string()),

@@ -47,7 +47,12 @@ fn preface(id: u64) -> BytesMut {
 type Authenticate = fn(Presented) -> std::future::Ready<Result<(), Refuse>>;
 
 fn gateway() -> GatewaySide<Authenticate> {
-    GatewaySide { session: [7; 16], authenticate: |_| std::future::ready(Ok(())), options: SessionOptions::default() }
+    GatewaySide {
+        session: [7; 16],
+        replica: None,
+        authenticate: |_| std::future::ready(Ok(())),
+        options: SessionOptions::default(),
+    }
 }
 
 fn agent() -> AgentSide {
@@ -55,6 +60,7 @@ fn agent() -> AgentSide {
         agent_version: "1".to_owned(),
         instance: [9; 16],
         features: Features::default(),
+        held: Vec::new(),
         prove: Box::new(|_| Err("no key".to_owned())),
         options: SessionOptions::default(),
     }
@@ -67,6 +73,7 @@ fn hello() -> Hello {
         agent_version: "1".to_owned(),
         instance: [9; 16],
         proof: None,
+        held: Vec::new(),
     }
 }
 
@@ -171,12 +178,14 @@ async fn an_unauthorised_agent_reads_why() {
     let (near, far) = memory::carriers();
     let side = GatewaySide {
         session: [7; 16],
+        replica: None,
         authenticate: async |presented: Presented| {
             assert_eq!((presented.by_proof, presented.instance), (false, [9; 16]));
             Err::<(), _>(Refuse {
                 code: CloseCode::Unauthorised,
                 message: "revoked".to_owned(),
                 retry_after_ms: Some(5000),
+                replicas: None,
             })
         },
         options: SessionOptions::default(),
@@ -184,7 +193,7 @@ async fn an_unauthorised_agent_reads_why() {
     let (accepted, connected) = tokio::join!(accept(near, side), connect(far, agent()));
     assert!(matches!(accepted, Err(HelloError::Refused { code: CloseCode::Unauthorised, .. })));
     match connected {
-        Err(HelloError::Refused { code, message, retry_after }) => {
+        Err(HelloError::Refused { code, message, retry_after, .. }) => {
             assert_eq!((code, message.as_str()), (CloseCode::Unauthorised, "revoked"));
             assert_eq!(retry_after, Some(Duration::from_secs(5)));
         }
@@ -225,6 +234,7 @@ async fn hello_by_proof(prove: Prove) -> (Result<Vec<u8>, HelloError>, Result<()
     near.facts.certificates.clear();
     let side = GatewaySide {
         session: [7; 16],
+        replica: None,
         authenticate: async |presented: Presented| {
             assert!(presented.by_proof);
             Ok::<_, Refuse>(presented.chain[0].to_vec())
