@@ -1,5 +1,6 @@
 //! The control plane of a running gateway: the store, what is in memory of it, and what goes on in the background.
 
+pub mod alone;
 pub mod challenges;
 pub mod logs;
 pub mod objects;
@@ -39,7 +40,7 @@ use crate::{
     replicas::Replicas,
     snapshot::{Snapshot, Snapshots},
     store::{
-        Store, StoreError,
+        Backend, Store, StoreError,
         batch::{Batch, Expect, Refused},
         changes::Changes,
         protect::Protector,
@@ -157,9 +158,10 @@ impl Control {
         let control = Self {
             settings,
             catalogue,
-            store,
             bodies: Turns::default(),
-            challenges: Challenges::since(now_ms),
+            // With PostgreSQL the store remembers which were used, also by other gateways and before.
+            challenges: Challenges::since(if store.backend() == Backend::Sqlite { now_ms } else { 0 }),
+            store,
             notices: Notices::default(),
             throttle: Throttle::default(),
             followers: Followers::since(now_ms),
@@ -228,14 +230,24 @@ impl Control {
         Arc::clone(&self.snapshots.load().directory)
     }
 
-    /// Whether a tunnel of a cluster of the store is up here.
+    /// Whether a tunnel of a cluster of the store is up, here or at another replica.
     pub fn is_live(&self, key: &ClusterKey) -> bool {
-        self.tunnels.count_of(key) > 0 && !self.snapshots.load().is_configured(key)
+        (self.tunnels.count_of(key) > 0 || self.is_live_elsewhere(key)) && !self.snapshots.load().is_configured(key)
     }
 
-    /// Whether any cluster has a tunnel here.
+    /// Whether another replica has a tunnel of a cluster.
+    pub fn is_live_elsewhere(&self, key: &ClusterKey) -> bool {
+        self.replicas.get().is_some_and(|replicas| replicas.tunnels_elsewhere(key) > 0)
+    }
+
+    /// Whether any cluster has a tunnel, here or at another replica.
     pub fn has_tunnels(&self) -> bool {
-        !self.tunnels.is_empty()
+        !self.tunnels.is_empty() || self.replicas.get().is_some_and(|replicas| replicas.clusters_elsewhere() > 0)
+    }
+
+    /// Is one of several gateways from now on.
+    pub fn set_replicas(&self, replicas: Arc<Replicas>) {
+        let _ = self.replicas.set(replicas);
     }
 
     /// Reads everything that decisions need.

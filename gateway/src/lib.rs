@@ -137,7 +137,7 @@ use tunnel::transport::quic::{Listener, QuicOptions, ResetSecret};
 use self::{
     accounts::Accounts,
     config::{AuditTo, Config, Dynamic},
-    control::{Clock, Control, Parts, work::WORKS},
+    control::{Clock, Control, Parts, alone::alone, work::WORKS},
     core::Core,
     issuer::Issuer,
     metrics::Metrics,
@@ -362,6 +362,9 @@ impl Gateway {
         let hops = replicas
             .as_ref()
             .map(|replicas| Arc::new(Hops::new(Arc::clone(replicas), Arc::clone(&trust), Arc::clone(&metrics))));
+        if let (Some(control), Some(replicas)) = (&control, &replicas) {
+            control.set_replicas(Arc::clone(replicas));
+        }
         let core = Arc::new(Core {
             told: Default::default(),
             agents: Default::default(),
@@ -429,12 +432,19 @@ impl Gateway {
             tasks.spawn("connectivity", seen);
             tasks.spawn("events", Arc::clone(control).tell(core.shutdown.clone()));
             for webhook in control.settings.webhooks.clone() {
-                let told = webhooks::run(Arc::clone(control), webhook, core.shutdown.clone());
-                tasks.spawn("webhook", told);
+                let (control, shutdown) = (Arc::clone(control), core.shutdown.clone());
+                tasks.spawn("webhook", async move {
+                    let name = format!("webhook/{}", webhook.name());
+                    let told = || webhooks::run(Arc::clone(&control), webhook.clone(), shutdown.clone());
+                    alone(&control.store, &name, &shutdown, told).await;
+                });
             }
             tasks.spawn("operations", Arc::clone(control).work(WORKS, core.shutdown.clone()));
-            let upgrading = upgrades::run(Arc::clone(control), Arc::clone(&core.metrics), core.shutdown.clone());
-            tasks.spawn("upgrades", upgrading);
+            let (planned, metrics, shutdown) = (Arc::clone(control), Arc::clone(&core.metrics), core.shutdown.clone());
+            tasks.spawn("upgrades", async move {
+                let upgrading = || upgrades::run(Arc::clone(&planned), Arc::clone(&metrics), shutdown.clone());
+                alone(&planned.store, "upgrades", &shutdown, upgrading).await;
+            });
             let rollouts = Rollouts::new(Arc::clone(&core.audit), Arc::clone(&core.metrics));
             tasks.spawn("rollouts", rollouts.run(Arc::clone(control), core.shutdown.clone()));
         }

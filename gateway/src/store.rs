@@ -26,6 +26,7 @@ pub mod agents;
 pub mod batch;
 pub mod changes;
 pub mod events;
+pub mod held;
 pub mod key;
 pub mod logs;
 pub mod look;

@@ -76,7 +76,7 @@ async fn enrolled(call: &Call, visitor: &Visitor) -> Result<Reply, ApiError> {
     let found = found.filter(|_| control.decides_about(&id));
     let key = found.as_ref().and_then(|(stored, _)| cluster::onboarding_key(stored));
     let signed = enrolment_message(&id, &message.challenge, &message.csr, uid);
-    proved(control, &id, &message.challenge, key.as_ref(), (&signed, &signature))?;
+    proved(control, &id, &message.challenge, key.as_ref(), (&signed, &signature)).await?;
     // Who proved what they are is counted as that, and not by their address.
     if has_place {
         call.core.agents.not_of_address(visitor.peer, enrolment_paths::CERTIFICATE);
@@ -112,7 +112,7 @@ async fn enrolled(call: &Call, visitor: &Visitor) -> Result<Reply, ApiError> {
 
 /// Goes on only for who signed a message with the cluster's onboarding key and a fresh challenge, which is used up by
 /// it. Takes as long where there is no such cluster.
-pub fn proved(
+pub async fn proved(
     control: &Control,
     id: &ClusterId,
     challenge: &str,
@@ -123,7 +123,7 @@ pub fn proved(
     let holds =
         UnparsedPublicKey::new(&RSA_PKCS1_2048_8192_SHA256, key.unwrap_or(&NOBODY)).verify(signed, signature).is_ok();
     let fresh = fresh.filter(|_| holds && key.is_some()).ok_or_else(not_proved)?;
-    if control.challenges.consume(&id.key(), fresh, control.now_ms())? { Ok(()) } else { Err(not_proved()) }
+    if control.challenges.spend(control, &id.key(), fresh).await? { Ok(()) } else { Err(not_proved()) }
 }
 
 /// Answers an agent that asks for the next certificate with the one at hand.

@@ -1,10 +1,12 @@
 //! Fresh challenges (docs/features.md R6). A challenge is sealed, so that asking for many costs no memory;
-//! it is good for one cluster, for two minutes, and once: those that were used are remembered until they end.
+//! it is good for one cluster, for two minutes, and once: those that were used are remembered until they end, with
+//! PostgreSQL in the store, so that a challenge of one gateway is answered at another, and at one of them.
 
 use std::{
     collections::{HashMap, VecDeque},
     net::IpAddr,
     sync::{Mutex, PoisonError},
+    time::Duration,
 };
 
 use daemon::shares::{Shared, network};
@@ -30,7 +32,7 @@ const TEXT_BYTES: usize = 1024;
 
 /// Challenges that were used.
 pub struct Challenges {
-    /// This process remembers nothing of before.
+    /// Older ones are not taken: a process with SQLite does not know which were used before it started.
     since_ms: i64,
     /// By cluster; only those who proved possession of a cluster's key are in it.
     used: Mutex<HashMap<ClusterKey, VecDeque<Fresh>>>,
@@ -107,11 +109,22 @@ impl Challenges {
         fresh.is_some_and(|fresh| tried.is_first(network(peer), fresh.nonce, control.now_ms()))
     }
 
-    /// Uses a challenge, by whom it was made for. `Ok(false)`: it was used before.
+    /// Uses a challenge, by whom it was made for. `Ok(false)`: it was used before, here or at another gateway.
     ///
     /// # Errors
-    /// 429: too many in a short time.
-    pub fn consume(&self, cluster: &ClusterKey, fresh: Fresh, now_ms: i64) -> Result<bool, ApiError> {
+    /// 429: too many in a short time. Or the store cannot be written.
+    pub async fn spend(&self, control: &Control, cluster: &ClusterKey, fresh: Fresh) -> Result<bool, ApiError> {
+        let name = format!("challenge/{}", fresh.nonce);
+        if !self.consume(cluster, fresh, control.now_ms())? {
+            return Ok(false);
+        }
+        // Twice as long as it is good: clocks of gateways differ.
+        let life = Duration::from_millis(LIFE_MS.unsigned_abs() * 2);
+        control.store.hold(&name, &random::guid(), life).await.map_err(ApiError::internal)
+    }
+
+    /// The same, as far as is known here.
+    fn consume(&self, cluster: &ClusterKey, fresh: Fresh, now_ms: i64) -> Result<bool, ApiError> {
         let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
         used.retain(|_, of_one| {
             of_one.retain(|one| one.ends_ms > now_ms);

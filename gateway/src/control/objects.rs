@@ -188,7 +188,9 @@ impl Control {
     /// while a cluster is away none of its agents can ask.
     pub fn nobody_follows(&self, cluster: &str, kind: &Followed, now_ms: i64) -> Option<(i64, String)> {
         let (missing, key) = (kind.missing?, ClusterId::from_str(cluster).ok()?.key());
-        let connected = self.tunnels.since(&key).filter(|_| self.is_live(&key))?;
+        // Where another replica has a tunnel of the cluster its agents may ask there, which is not known here.
+        let here = |_: &SystemTime| self.is_live(&key) && !self.is_live_elsewhere(&key);
+        let connected = self.tunnels.since(&key).filter(here)?;
         let connected = connected.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_millis();
         let since_ms = self.followers.asked(cluster, kind.name).max(i64::try_from(connected).unwrap_or(i64::MAX));
         if now_ms - since_ms < QUIET_MS {

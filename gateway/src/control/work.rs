@@ -194,6 +194,9 @@ impl Control {
         if let Err(error) = self.forget_protected().await {
             tracing::warn!(%error, "protected settings that are older than 48 hours cannot be taken away");
         }
+        if let Err(error) = self.store.forget_held().await {
+            tracing::warn!(%error, "challenges that were used long ago cannot be forgotten");
+        }
         let before = self.now_ms() - in_ms(DELETED_REMEMBERED);
         if let Err(error) = self.store.forget_deleted_identities(self.now_ms(), before).await {
             tracing::warn!(%error, "clusters that were deleted long ago cannot be forgotten");

@@ -28,6 +28,7 @@ const MIGRATIONS: &[(&str, &str)] = &[
     ("log lines", include_str!("schema/13_log_lines.sql")),
     ("upgrades", include_str!("schema/14_upgrades.sql")),
     ("replicas", include_str!("schema/15_replicas.sql")),
+    ("held", include_str!("schema/16_held.sql")),
 ];
 
 /// How many this program knows.
@@ -92,6 +93,7 @@ mod tests {
         "33023e65a79f07d1a6f775e6c878509a0eb41e28881c0cb9de9f4e159c8246d6",
         "3f8ac3da4256264b5c3f5db9632bcf4983f4f809d0ec1c72593bbf9fc29272c0",
         "99b93aa0cbc9326985e90395aea34acfb6dcd5a03a123f13dfa4987381adb84b",
+        "7c3c8b9b44dddfb6969947d0fe57925baa960c402060af305adbcd8555bd0fe0",
     ];
 
     #[test]

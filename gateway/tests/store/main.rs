@@ -9,6 +9,7 @@ mod batch;
 mod changes;
 mod crash;
 mod events;
+mod held;
 mod logs;
 mod moving;
 mod operations;
@@ -55,6 +56,7 @@ fn main() -> ExitCode {
         batch::tests(),
         changes::tests(),
         events::tests(),
+        held::tests(),
         logs::tests(),
         operations::tests(),
         parts::tests(),
