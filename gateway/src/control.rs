@@ -245,11 +245,6 @@ impl Control {
         !self.tunnels.is_empty() || self.replicas.get().is_some_and(|replicas| replicas.clusters_elsewhere() > 0)
     }
 
-    /// Is one of several gateways from now on.
-    pub fn set_replicas(&self, replicas: Arc<Replicas>) {
-        let _ = self.replicas.set(replicas);
-    }
-
     /// Reads everything that decisions need.
     async fn read_all(&self) -> Result<(), StoreError> {
         let subscriptions = self.settings.subscriptions.iter().map(|subscription| subscription.id.as_str());

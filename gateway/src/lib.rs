@@ -362,9 +362,6 @@ impl Gateway {
         let hops = replicas
             .as_ref()
             .map(|replicas| Arc::new(Hops::new(Arc::clone(replicas), Arc::clone(&trust), Arc::clone(&metrics))));
-        if let (Some(control), Some(replicas)) = (&control, &replicas) {
-            control.set_replicas(Arc::clone(replicas));
-        }
         let core = Arc::new(Core {
             told: Default::default(),
             agents: Default::default(),

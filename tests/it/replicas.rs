@@ -229,7 +229,11 @@ fn rolling() -> anyhow::Result<()> {
             };
             let Ok(mut raw) = open() else { continue };
             watches.fetch_add(1, Ordering::Relaxed);
-            while !stop.load(Ordering::Relaxed) && matches!(raw.chunk(), Ok(Some(_))) {}
+            loop {
+                if stop.load(Ordering::Relaxed) || !matches!(raw.chunk(), Ok(Some(_))) {
+                    break;
+                }
+            }
         }
     };
     std::thread::scope(|scope| {
