@@ -9,6 +9,7 @@
 //! | [`agents`] | what is known of clusters' agents, without revisions |
 //! | [`events`] | what has happened to clusters |
 //! | [`operations`] | long-running operations, which survive a restart |
+//! | [`documents`], [`tickets`] | what several gateways share of their own: documents, codes, counts |
 //! | [`protect`] | encryption of what must not be read from the database |
 //! | [`key`] | that the key file is the one of this database |
 //! | [`replicas`] | the gateways that share the database, and whose tunnels they have |
@@ -25,6 +26,7 @@
 pub mod agents;
 pub mod batch;
 pub mod changes;
+pub mod documents;
 pub mod events;
 pub mod held;
 pub mod key;
@@ -38,6 +40,7 @@ pub mod replicas;
 pub mod resources;
 pub mod schema;
 pub mod statuses;
+pub mod tickets;
 
 use std::{
     path::{Path, PathBuf},
@@ -187,6 +190,15 @@ impl StoreError {
             Some(IOERR | CANTOPEN) => file(ErrorKind::Other),
             _ => Self::Database(error),
         }
+    }
+}
+
+impl StoreError {
+    /// Whether PostgreSQL gave up a transaction for the sake of another one (deadlock, serialization): tried again, it
+    /// may well be written.
+    fn is_passing(&self) -> bool {
+        let Self::Database(sqlx::Error::Database(said)) = self else { return false };
+        matches!(said.code().as_deref(), Some("40P01" | "40001"))
     }
 }
 

@@ -6,7 +6,9 @@ use std::path::Path;
 use sqlx::{Connection as _, Row as _};
 
 use super::{
-    Backend, Store, StoreError, Together, look,
+    Backend, Store, StoreError, Together,
+    documents::SEALED_WITH,
+    look,
     protect::{ProtectError, Protector},
     replicas,
 };
@@ -30,11 +32,17 @@ impl Store {
         let last: Vec<String> =
             if noted { sqlx::query_scalar(LAST).fetch_all(&mut connection).await? } else { Vec::new() };
         let used = sqlx::query(USED).fetch_all(&mut connection).await?;
+        let shared = look::has_table(&mut connection, "documents").await?;
+        let shared = if shared { sqlx::query(SEALED_WITH).fetch_all(&mut connection).await? } else { Vec::new() };
         connection.close().await?;
         let mut wanted: Vec<(String, &'static str)> = last.into_iter().map(|id| (id, USED_LAST)).collect();
         for row in used {
             let id: Vec<u8> = row.try_get("key_id")?;
             wanted.push((types::ids::hex(&id), "protected settings are sealed with"));
+        }
+        for row in shared {
+            let id: Vec<u8> = row.try_get("key_id")?;
+            wanted.push((types::ids::hex(&id), "what the built-in issuer keeps is sealed with"));
         }
         let missing = wanted.into_iter().find(|(id, _)| !protector.has(id));
         Ok(missing.map(|(wanted, used)| ProtectError::Exchanged { path: path.to_owned(), wanted, used }))
@@ -71,7 +79,8 @@ impl Store {
         together.commit().await.map(|()| None)
     }
 
-    /// Takes away all that is sealed, because its key is lost; how many resources had something.
+    /// Takes away all that is sealed, because its key is lost, shared documents and tickets too; how many resources had
+    /// something.
     ///
     /// # Errors
     /// The database's.
@@ -80,7 +89,9 @@ impl Store {
         let revision = write.revision;
         let sql = "UPDATE resources SET protected = NULL, revision = $1 WHERE protected IS NOT NULL";
         let done = sqlx::query(sql).bind(revision).execute(write.together.connection()).await?;
-        sqlx::query("DELETE FROM protecting_key").execute(write.together.connection()).await?;
+        for sql in ["DELETE FROM protecting_key", "DELETE FROM documents", "DELETE FROM tickets"] {
+            sqlx::query(sql).execute(write.together.connection()).await?;
+        }
         if self.backend == Backend::Postgres {
             replicas::announce(write.together.connection(), revision).await?;
         }

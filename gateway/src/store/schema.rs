@@ -29,6 +29,7 @@ const MIGRATIONS: &[(&str, &str)] = &[
     ("upgrades", include_str!("schema/14_upgrades.sql")),
     ("replicas", include_str!("schema/15_replicas.sql")),
     ("held", include_str!("schema/16_held.sql")),
+    ("shared state", include_str!("schema/17_shared_state.sql")),
 ];
 
 /// How many this program knows.
@@ -94,6 +95,7 @@ mod tests {
         "3f8ac3da4256264b5c3f5db9632bcf4983f4f809d0ec1c72593bbf9fc29272c0",
         "99b93aa0cbc9326985e90395aea34acfb6dcd5a03a123f13dfa4987381adb84b",
         "7c3c8b9b44dddfb6969947d0fe57925baa960c402060af305adbcd8555bd0fe0",
+        "10b39d1f2ac97b00dc063ae778e6e95040fa7024391ae226181c5690b7e91219",
     ];
 
     #[test]

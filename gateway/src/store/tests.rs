@@ -13,7 +13,9 @@ async fn every_question_has_an_index() {
     let others = others.chain([changes::NTH_CHILD, changes::CHILDREN_DELETED]);
     let others = others.chain([statuses::ONE, statuses::EVENTS, statuses::ENDED, operations::WAKE]);
     let others = others.chain([logs::POSITIONS, logs::BEHIND, logs::NEWEST, logs::SIZES, logs::SIZES_OF_CLUSTER]);
+    let others = others.chain([tickets::OF_PLACE, tickets::OF_OWNER, tickets::COUNTED]);
     let others = others.chain([parts::OF, parts::LAST, parts::OTHERS]).map(str::to_owned);
+    let tickets = [tickets::BY_KEY, tickets::BY_ALIAS].map(|rest| format!("SELECT sealed FROM tickets {rest}"));
     let operations = [operations::ONE, operations::WAITING].map(operations::selected).into_iter();
     let operations = operations.chain([operations::FORGET.to_owned()]);
     let agents = [agents::one(), agents::OF_UID.to_owned(), agents::CLAIMED.to_owned()].into_iter();
@@ -22,7 +24,7 @@ async fn every_question_has_an_index() {
     let events = [events::BEHIND, events::OF_CLUSTER, events::OF_GROUP, events::OF_NO_GROUP];
     let events = events.map(events::selected).into_iter();
     let events = events.chain(["LIMIT 1", "ORDER BY a.resource_key LIMIT 5"].map(|rest| events::untold("r.id", rest)));
-    for sql in selected.into_iter().chain(others).chain(operations).chain(agents).chain(events) {
+    for sql in selected.into_iter().chain(others).chain(tickets).chain(operations).chain(agents).chain(events) {
         let plain = (1..=5).fold(sql.clone(), |sql, n| sql.replace(&format!("${n}"), "1"));
         let explained = sqlx::AssertSqlSafe(format!("EXPLAIN QUERY PLAN {plain}"));
         let plan = sqlx::raw_sql(explained).fetch_all(&store.readers).await.unwrap();

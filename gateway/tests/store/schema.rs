@@ -62,7 +62,7 @@ async fn clusters_of_a_database_of_version_1_get_their_rows(place: Place) {
     store.close().await;
     let undo = "DROP TABLE agents; DROP TABLE events; DROP TABLE event_numbers; DROP TABLE departed; \
                 DROP TABLE webhooks; DROP TABLE deleted_identities; DROP TABLE protecting_key; DROP TABLE rows_named; \
-                DROP TABLE statuses; DROP TABLE protected_until; DROP TABLE parts; DROP TABLE parts_told; DROP TABLE log_lines; DROP TABLE log_positions; DROP TABLE upgrades; DROP TABLE replicas; DROP TABLE tunnels; DROP TABLE held; DROP INDEX operations_by_resource; DROP INDEX resources_by_change; \
+                DROP TABLE statuses; DROP TABLE protected_until; DROP TABLE parts; DROP TABLE parts_told; DROP TABLE log_lines; DROP TABLE log_positions; DROP TABLE upgrades; DROP TABLE replicas; DROP TABLE tunnels; DROP TABLE held; DROP TABLE documents; DROP TABLE tickets; DROP TABLE counts; DROP INDEX operations_by_resource; DROP INDEX resources_by_change; \
                 DROP INDEX operations_by_work; ALTER TABLE operations DROP COLUMN work_kind; \
                 ALTER TABLE operations DROP COLUMN next_ms; ALTER TABLE operations DROP COLUMN claimed_by; \
                 ALTER TABLE operations DROP COLUMN tries; ALTER TABLE operations DROP COLUMN woken; ALTER TABLE operations DROP COLUMN due_ms; \
