@@ -22,6 +22,7 @@ use crate::{
     config::{Config, api::Api},
     files::writable_folder,
     issuer::Issuer,
+    issuer_state,
     store::{
         Store,
         look::Found,
@@ -46,7 +47,7 @@ const RELOADED: [Check; 2] = [certificate_name, private_keys];
 pub async fn all(config: &Config) -> Result<(), BadFile> {
     let mut faults = of(config, &CHECKS);
     if let Some(api) = &config.api {
-        store(api, &mut faults).await;
+        store(config, api, &mut faults).await;
     }
     found(config, faults)
 }
@@ -145,9 +146,13 @@ fn issuers(config: &Config, faults: &mut Faults) {
 
 /// The folder of the built-in issuer can be used, and has its signing key where there are users or sign-ins.
 fn built_in_issuer(config: &Config, faults: &mut Faults) {
-    if let Some(own) = &config.issuer
-        && let Err(error) = Issuer::look(&own.state_dir)
-    {
+    let Some(own) = &config.issuer else { return };
+    // A shared store has what it knows, or takes it over.
+    let looked = match issuer_state::shared(config) {
+        Some(_) => Issuer::look_at_copy(&own.state_dir),
+        None => Issuer::look(&own.state_dir),
+    };
+    if let Err(error) = looked {
         faults.push("issuer.state_dir", chain(&error));
     }
 }
@@ -202,7 +207,7 @@ fn replica(config: &Config, faults: &mut Faults) {
 }
 
 /// The store can be opened, is whole, is of no newer program, and its key file is the one that it was used with.
-async fn store(api: &Api, faults: &mut Faults) {
+async fn store(config: &Config, api: &Api, faults: &mut Faults) {
     let url = api.store.url();
     let key = if api.store_key_file.exists() {
         Protector::open(&api.store_key_file).map(Some)
@@ -221,7 +226,13 @@ async fn store(api: &Api, faults: &mut Faults) {
             faults.push("api.store_key_file", ProtectError::Lost { path: api.store_key_file.clone() });
         }
         (Ok(Some(key)), Ok(Found::Store)) => match Store::exchanged(&url, &key, &api.store_key_file).await {
-            Ok(None) => {}
+            Ok(None) => {
+                if let Some((_, own)) = issuer_state::shared(config)
+                    && let Err(error) = Issuer::look_at_store(&url, &key, &own.state_dir).await
+                {
+                    faults.push("issuer.state_dir", chain(&error));
+                }
+            }
             Ok(Some(error)) => faults.push("api.store_key_file", error),
             Err(error) => faults.push(api.store.setting(), chain(&error)),
         },
@@ -389,13 +400,13 @@ mod tests {
         start(&file).await.unwrap();
         let config = Config::load(&file).unwrap();
         assert!(matches!(lost::store_key(&config).await, Err(LostError::NotLost(_))));
-        assert!(matches!(lost::issuer_key(&config), Err(LostError::NotLost(_))));
+        assert!(matches!(lost::issuer_key(&config).await, Err(LostError::NotLost(_))));
         // What cannot be read is not lost.
         let keys = folder.join("issuer/keys.json");
         let aside = folder.join("issuer/aside.json");
         fs::rename(&keys, &aside).unwrap();
         fs::create_dir(&keys).unwrap();
-        assert!(matches!(lost::issuer_key(&config), Err(LostError::Keys(_))), "it is a folder");
+        assert!(matches!(lost::issuer_key(&config).await, Err(LostError::Keys(_))), "it is a folder");
         fs::remove_dir(&keys).unwrap();
         fs::rename(&aside, &keys).unwrap();
         let key = fs::read(folder.join("store.key")).unwrap();
@@ -403,7 +414,7 @@ mod tests {
         fs::write(folder.join("issuer/keys.json"), "{").unwrap();
         assert!(start(&file).await.is_err());
         lost::store_key(&config).await.unwrap();
-        lost::issuer_key(&config).unwrap();
+        lost::issuer_key(&config).await.unwrap();
         start(&file).await.unwrap();
         assert_ne!(fs::read(folder.join("store.key")).unwrap(), key);
         assert!(folder.join("issuer/keys.json.unusable-1").exists());

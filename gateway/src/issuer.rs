@@ -10,6 +10,9 @@
 //! | `principals.json` | service principals: ids, hashed secrets with their ends, disabled or not |
 //! | `refresh.json` | hashed refresh tokens of users who signed in by a page |
 //!
+//! Where several gateways share a store, all of that is in the store instead, with what is under way of sign-ins, and
+//! each gateway follows it ([`documents`], `state`).
+//!
 //! It is mounted a second time at `/<tenant>`, in the shapes of the Microsoft identity platform v2, for clients that
 //! know no others (`az`, MSAL, the Azure SDKs). The keys, and `iss` in tokens and discovery, are the same there.
 //!
@@ -21,6 +24,7 @@
 mod authorize;
 pub mod clients;
 mod device;
+pub mod documents;
 mod failures;
 mod flows;
 mod form;
@@ -32,28 +36,35 @@ pub mod principals;
 mod redeem;
 mod refresh;
 mod respond;
+mod shared;
+mod state;
 pub mod users;
 
 use std::{
     net::IpAddr,
     path::{Path, PathBuf},
+    sync::Arc,
     time::{Duration, SystemTime},
 };
 
 use bytes::Bytes;
+use daemon::Shutdown;
 use http::{Method, Request, Response, StatusCode, header};
 use http_body_util::Full;
 use types::ids::ClusterId;
 
 pub use self::{
     clients::PublicClient,
+    documents::{Documents, KeptError, Vault},
     keys::{Keys, KeysError},
     mint::NotSigned,
     principals::{NewSecret, Principal, Principals, PrincipalsError},
+    shared::Away,
     users::{User, Users, UsersError},
 };
+use self::{shared::Shared, state::State};
 pub use crate::files::FileError;
-use crate::{files, guid};
+use crate::{files, guid, store::protect::Protector};
 
 /// Path below a gateway's address where it is mounted.
 pub const MOUNT: &str = auth::token::OWN_ISSUER_PATH;
@@ -72,6 +83,8 @@ pub const PRINCIPALS_FILE: &str = "principals.json";
 
 /// The file with the refresh tokens, in the issuer's folder.
 const REFRESH_FILE: &str = "refresh.json";
+/// How often a gateway looks for what others have changed in a shared store: as soon as a changed file is seen.
+const FOLLOW_EVERY: Duration = Duration::from_secs(1);
 
 /// What an issuer needs to know.
 #[derive(Debug, Clone)]
@@ -124,6 +137,42 @@ pub enum IssuerError {
         /// What is there.
         beside: PathBuf,
     },
+    /// The store that has them.
+    #[error(transparent)]
+    Kept(#[from] KeptError),
+    /// A store took over the files, and this one has nothing of them.
+    #[error(
+        "the built-in issuer's files were taken over by a store ({} says so), and the store has no accounts and keys of it: \
+         use the database that took them over, or restore it from its backup; if it was restored from before that, delete \
+         the note and start again, and the files are taken over as they are; if the keys are lost for good, \
+         `towline-gateway replace-lost issuer-key` makes another one, after which every cluster must be connected again",
+        .note.display()
+    )]
+    Moved {
+        /// The note.
+        note: PathBuf,
+    },
+    /// A store took over the files, and the configuration has another one.
+    #[error(
+        "the built-in issuer's files in {} were taken over by a PostgreSQL store and are no longer those of the issuer: \
+         configure that store ([api] postgres_url_file), or another state_dir",
+        .folder.display()
+    )]
+    Elsewhere {
+        /// Where the files are.
+        folder: PathBuf,
+    },
+    /// There is a store with clusters, and no key anywhere.
+    #[error(
+        "the store has clusters and no signing key of the built-in issuer, and {} has none either: start the gateway that \
+         has the issuer's files first, so that the store takes them over, or put them there; if there never was a built-in \
+         issuer, `towline-gateway replace-lost issuer-key` makes its first key",
+        .folder.display()
+    )]
+    NoKey {
+        /// Where files would be.
+        folder: PathBuf,
+    },
     /// The tenant is no GUID.
     #[error("the built-in issuer's tenant must be a GUID")]
     Tenant,
@@ -136,14 +185,9 @@ pub struct Issuer {
     base: String,
     /// Path of `base`, which requests may carry in front.
     prefix: String,
-    keys: files::Watched<Keys>,
-    users: files::Watched<Users>,
-    principals: files::Watched<Principals>,
+    documents: Documents,
+    state: State,
     checks: grant::PasswordChecks,
-    failures: failures::Failures,
-    devices: flows::Devices,
-    codes: flows::Codes,
-    seals: page::Seals,
     clock: fn() -> SystemTime,
 }
 
@@ -203,14 +247,12 @@ impl Issuer {
     ///
     /// # Errors
     /// When a file cannot be read or made, or the tenant is no GUID.
-    pub fn open(mut settings: IssuerSettings) -> Result<Self, IssuerError> {
-        if !guid::is_guid(&settings.tenant) {
-            return Err(IssuerError::Tenant);
-        }
-        settings.tenant.make_ascii_lowercase();
-        settings.api_audience.truncate(settings.api_audience.trim_end_matches('/').len());
+    pub fn open(settings: IssuerSettings) -> Result<Self, IssuerError> {
         let file = |name| settings.state.join(name);
         let (keys_file, users_file, principals_file) = (file(KEYS_FILE), file(USERS_FILE), file(PRINCIPALS_FILE));
+        if documents::is_moved(&settings.state) {
+            return Err(IssuerError::Elsewhere { folder: settings.state });
+        }
         if !keys_file.exists()
             && let Some(beside) = Self::began(&settings.state)
         {
@@ -219,21 +261,91 @@ impl Issuer {
         Keys::load_or_create(&keys_file)?;
         Users::edit(&users_file, |_| Ok(()))?;
         Principals::edit(&principals_file, |_| Ok(()))?;
-        let base = settings.url.strip_suffix(MOUNT).unwrap_or(&settings.url).trim_end_matches('/').to_owned();
-        Ok(Self {
+        let state = State::Folder(Box::new(state::Folder {
+            refresh: file(REFRESH_FILE),
             keys: files::Watched::open(keys_file, Keys::parse).map_err(KeysError::from)?,
             users: files::Watched::open(users_file, Users::parse).map_err(UsersError::from)?,
             principals: files::Watched::open(principals_file, Principals::parse).map_err(PrincipalsError::from)?,
-            checks: grant::PasswordChecks::new(),
             failures: failures::Failures::new(),
             devices: flows::Devices::default(),
             codes: flows::Codes::default(),
             seals: page::Seals::new()?,
+        }));
+        let documents = Documents::Folder(settings.state.clone());
+        Self::of(settings, documents, state)
+    }
+
+    /// Opens the issuer of a store that several gateways share. At its first start the store takes over what
+    /// `settings.state` has. `used`: whether there are clusters, which have pinned a key. Nobody is signed in while the
+    /// store has not answered for `stale_after`.
+    ///
+    /// # Errors
+    /// When the store cannot be used, there is no key where there must be one, or the tenant is no GUID.
+    pub async fn open_shared(
+        settings: IssuerSettings,
+        vault: Vault,
+        used: bool,
+        stale_after: Duration,
+    ) -> Result<Self, IssuerError> {
+        vault.begin(&settings.state, used).await?;
+        let state = State::Shared(Box::new(Shared::open(vault.clone(), stale_after).await?));
+        Self::of(settings, Documents::Store(vault), state)
+    }
+
+    fn of(mut settings: IssuerSettings, documents: Documents, state: State) -> Result<Self, IssuerError> {
+        if !guid::is_guid(&settings.tenant) {
+            return Err(IssuerError::Tenant);
+        }
+        settings.tenant.make_ascii_lowercase();
+        settings.api_audience.truncate(settings.api_audience.trim_end_matches('/').len());
+        let base = settings.url.strip_suffix(MOUNT).unwrap_or(&settings.url).trim_end_matches('/').to_owned();
+        Ok(Self {
+            checks: grant::PasswordChecks::new(),
             prefix: path_of(&base).to_owned(),
             base,
+            documents,
+            state,
             clock: SystemTime::now,
             settings,
         })
+    }
+
+    /// Takes what others change in a shared store, until the gateway stops.
+    pub async fn follow(self: Arc<Self>, shutdown: Shutdown) {
+        if matches!(self.state, State::Folder(_)) {
+            return;
+        }
+        loop {
+            tokio::select! {
+                biased;
+                () = shutdown.closed() => return,
+                () = tokio::time::sleep(FOLLOW_EVERY) => {}
+            }
+            // What went wrong is in the log; what is known stays, for a time.
+            let _ = self.state.follow().await;
+        }
+    }
+
+    /// Takes what others have changed in a shared store.
+    ///
+    /// # Errors
+    /// When the store cannot be asked; what is known stays, for a time.
+    pub async fn catch_up(&self) -> Result<(), Away> {
+        self.state.follow().await
+    }
+
+    /// Changes the service principals.
+    ///
+    /// # Errors
+    /// As [`Documents::edit_principals`].
+    pub async fn edit_principals<T: Send + 'static>(
+        &self,
+        change: impl FnOnce(&mut Principals) -> Result<T, PrincipalsError> + Send + 'static,
+    ) -> Result<T, PrincipalsError> {
+        let done = self.documents.edit_principals(change).await?;
+        // Where that fails, it is found in a moment.
+        let _ = self.state.follow().await;
+        Ok(done)
     }
 
     /// Whether an issuer can be opened in a folder, without making anything there.
@@ -241,12 +353,39 @@ impl Issuer {
     /// # Errors
     /// As [`Self::open`].
     pub fn look(state: &Path) -> Result<(), IssuerError> {
+        if documents::is_moved(state) {
+            return Err(IssuerError::Elsewhere { folder: state.to_owned() });
+        }
         if !state.exists() {
             let folder = state.parent().unwrap_or(state);
             crate::files::writable_folder(folder).map_err(FileError::io("write into", folder))?;
             return Ok(());
         }
         crate::files::writable_folder(state).map_err(FileError::io("write into", state))?;
+        Self::look_at_files(state)
+    }
+
+    /// Whether a store can take over a folder: what is in it can be read, or was taken over before.
+    ///
+    /// # Errors
+    /// As [`Self::open_shared`].
+    pub fn look_at_copy(state: &Path) -> Result<(), IssuerError> {
+        if documents::is_moved(state) { Ok(()) } else { Self::look_at_files(state) }
+    }
+
+    /// Whether an issuer can be opened on the store at `url`, which is not changed.
+    ///
+    /// # Errors
+    /// As [`Self::open_shared`], but for the clusters that the store has.
+    pub async fn look_at_store(url: &str, protector: &Protector, state: &Path) -> Result<(), IssuerError> {
+        let there = Documents::look(url, protector).await?;
+        if !there && documents::is_moved(state) {
+            return Err(IssuerError::Moved { note: documents::note(state) });
+        }
+        Ok(())
+    }
+
+    fn look_at_files(state: &Path) -> Result<(), IssuerError> {
         let content = |name: &str| {
             let path = state.join(name);
             if path.exists() { files::read(&path).map(|bytes| Some((path, bytes))) } else { Ok(None) }
@@ -297,8 +436,8 @@ impl Issuer {
     }
 
     /// Its users and service principals.
-    pub fn known(&self) -> (std::sync::Arc<Users>, std::sync::Arc<Principals>) {
-        (self.users.current(), self.principals.current())
+    pub fn known(&self) -> (Arc<Users>, Arc<Principals>) {
+        (self.state.users(), self.state.principals())
     }
 
     /// The settings that the issuer was opened with.
@@ -308,12 +447,12 @@ impl Issuer {
 
     /// The key set as published: a JWKS document (RFC 7517 section 5).
     pub fn key_set(&self) -> serde_json::Value {
-        self.keys.current().key_set()
+        self.state.keys().key_set()
     }
 
     /// What a new agent pins: the key that signs now.
     pub fn pinned_keys(&self) -> serde_json::Value {
-        self.keys.current().pinned()
+        self.state.keys().pinned()
     }
 
     /// Answers one request to the issuer from a client at `peer`. Below [`MOUNT`] the mount itself may be left out.
@@ -433,4 +572,10 @@ fn path_of(url: &str) -> &str {
 }
 
 #[cfg(test)]
+#[path = "issuer/tests.rs"]
 mod tests;
+/// The same tests, over a store that several gateways share.
+#[cfg(test)]
+#[path = "issuer/tests.rs"]
+#[allow(clippy::duplicate_mod)]
+mod tests_on_a_store;

@@ -25,6 +25,7 @@
 //! | [`agents`] | what agents ask beside: certificates, heartbeats, desired state |
 //! | **what they share, live** | |
 //! | [`core`] | the parts of a running gateway |
+//! | [`issuer_state`] | where the built-in issuer of a configuration keeps what it knows |
 //! | [`owners`] | that somebody always owns the gateway; another owner |
 //! | [`resources`] | kinds of resources, a plug-in each |
 //! | [`connectivity`] | whether clusters' agents are there |
@@ -90,6 +91,7 @@ pub mod identity;
 pub mod init;
 pub mod instants;
 pub mod issuer;
+pub mod issuer_state;
 pub mod listen;
 pub mod lost;
 pub mod managed;
@@ -300,9 +302,10 @@ impl Gateway {
     pub async fn build(config: Config, extras: Extras) -> Result<Self, BuildError> {
         checks::all(&config).await?;
         let trust = Arc::new(Trust::load(&config)?);
-        let issuer = match (extras.issuer, &config.issuer, &config.api) {
-            (None, Some(own), Some(api)) => Some(Arc::new(Issuer::open(own.settings(api))?)),
-            (given, ..) => given,
+        let kept = open_store(&config).await?;
+        let issuer = match extras.issuer {
+            None => issuer_state::open(&config, kept.as_ref().map(|(store, _)| store)).await?,
+            given => given,
         };
         let verifier = checks::verifier(&config.dynamic.issuers)?;
         let (audit_tasks, audit_shutdown) = (TaskGroup::new("audit"), Shutdown::new());
@@ -347,7 +350,7 @@ impl Gateway {
             snapshots.set_accounts(Arc::new(Accounts::of(Arc::clone(issuer))));
         }
         let tunnels = Arc::default();
-        let control = control(&config, extras.clock, &snapshots, &tunnels).await?;
+        let control = control(&config, kept, extras.clock, &snapshots, &tunnels).await?;
         if let Some(control) = &control {
             control.set_trust(Arc::clone(&trust));
             snapshots.load().warn_of_shadowed();
@@ -413,6 +416,9 @@ impl Gateway {
         }
         let sweeper = Arc::clone(&core.sessions).run(Arc::clone(&core.snapshots), core.shutdown.clone());
         tasks.spawn("sessions", sweeper);
+        if let Some(issuer) = core.issuer.load_full() {
+            tasks.spawn("issuer", issuer.follow(core.shutdown.clone()));
+        }
         tasks.spawn("accounts", snapshot::follow_accounts(Arc::clone(&core.snapshots), core.shutdown.clone()));
         tasks.spawn("reload", Arc::clone(&reloader).watch());
         if let Some(replicas) = &core.replicas {
@@ -480,14 +486,9 @@ impl Gateway {
     }
 }
 
-/// Opens the store, if there is a resource API.
-async fn control(
-    config: &Config,
-    clock: Option<Clock>,
-    snapshots: &Arc<Snapshots>,
-    tunnels: &Arc<Registry>,
-) -> Result<Option<Arc<Control>>, BuildError> {
-    let Some(settings) = config.api.clone() else { return Ok(None) };
+/// Opens the store, if there is a resource API, and reads its key.
+async fn open_store(config: &Config) -> Result<Option<(Store, Protector)>, BuildError> {
+    let Some(settings) = &config.api else { return Ok(None) };
     let url = settings.store.url();
     // The key before what it protects: with a store there was a key, and another is never made beside it.
     let protector = match Store::found(&url).await? {
@@ -499,9 +500,21 @@ async fn control(
         None => store.keep_key(&protector, &settings.store_key_file).await?,
         exchanged => exchanged,
     };
-    if let Some(exchanged) = exchanged {
-        return Err(exchanged.into());
+    match exchanged {
+        Some(exchanged) => Err(exchanged.into()),
+        None => Ok(Some((store, protector))),
     }
+}
+
+/// What is in memory of the store, if there is a resource API.
+async fn control(
+    config: &Config,
+    kept: Option<(Store, Protector)>,
+    clock: Option<Clock>,
+    snapshots: &Arc<Snapshots>,
+    tunnels: &Arc<Registry>,
+) -> Result<Option<Arc<Control>>, BuildError> {
+    let (Some(settings), Some((store, protector))) = (config.api.clone(), kept) else { return Ok(None) };
     let clock = clock.unwrap_or_else(|| Arc::new(SystemTime::now));
     let (snapshots, tunnels, kinds) = (Arc::clone(snapshots), Arc::clone(tunnels), resources::for_control());
     Ok(Some(Control::open(Parts { settings, store, protector, clock, snapshots, tunnels, kinds }).await?))

@@ -10,7 +10,8 @@ use serde_json::{Value, json};
 
 use crate::{
     config::Config,
-    issuer::{KEYS_FILE, Keys, KeysError},
+    issuer::{KEYS_FILE, KeptError, Keys, KeysError},
+    issuer_state,
     store::{
         Store, StoreError,
         look::Found,
@@ -36,6 +37,12 @@ pub enum LostError {
     /// The new key.
     #[error("the new key")]
     Keys(#[from] KeysError),
+    /// The new key, or what has the old one.
+    #[error("the new key")]
+    Kept(#[from] KeptError),
+    /// A key of the store that is there.
+    #[error("the store has the issuer's signing key: nothing is lost, and nothing was changed")]
+    NotLostThere,
     /// The store cannot be opened or changed.
     #[error("the store")]
     Store(#[from] StoreError),
@@ -74,12 +81,23 @@ pub async fn store_key(config: &Config) -> Result<Value, LostError> {
     }))
 }
 
+/// What is to be done once the built-in issuer has another key.
+const NEXT: &str = "Start the gateway. Everybody signs in again. Clusters refuse the new key, which none that they know \
+                    has signed: connect each of them again (`towline connect`).";
+
 /// Makes another key for the built-in issuer, whose own is lost.
 ///
 /// # Errors
 /// [`LostError`].
-pub fn issuer_key(config: &Config) -> Result<Value, LostError> {
+pub async fn issuer_key(config: &Config) -> Result<Value, LostError> {
     let issuer = config.issuer.as_ref().ok_or(LostError::NoSuch("[issuer]"))?;
+    if issuer_state::shared(config).is_some() {
+        let documents = issuer_state::documents(config, issuer).await?;
+        let made = documents.replace_lost_key().await;
+        documents.close().await;
+        let keys = made?.ok_or(LostError::NotLostThere)?;
+        return Ok(json!({ "made": "in the store", "key": keys.newest(), "next": NEXT }));
+    }
     let path = issuer.state_dir.join(KEYS_FILE);
     match Keys::load(&path) {
         Ok(_) => return Err(LostError::NotLost(path)),
@@ -93,7 +111,7 @@ pub fn issuer_key(config: &Config) -> Result<Value, LostError> {
         "made": path,
         "key": keys.newest(),
         "put aside": kept,
-        "next": "Start the gateway. Everybody signs in again. Clusters refuse the new key, which none that they know has signed: connect each of them again (`towline connect`).",
+        "next": NEXT,
     }))
 }
 

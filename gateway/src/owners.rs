@@ -7,10 +7,7 @@
 //! end. Who cannot sign in is none: an account of the built-in issuer that is gone, disabled (there or by
 //! `[[disabled]]`), or without a secret that is good; and a name that no configured issuer gives.
 
-use std::{
-    path::Path,
-    time::{Duration, SystemTime},
-};
+use std::time::{Duration, SystemTime};
 
 use auth::rbac::{Scope, principal::user_key, role::built_in};
 use http::StatusCode;
@@ -24,9 +21,8 @@ use crate::{
     directory::Directory,
     guid,
     instants::milliseconds,
-    issuer::{
-        PRINCIPALS_FILE, Principal, Principals, PrincipalsError, USERS_FILE, User, Users, principals::SECRET_LIFE,
-    },
+    issuer::{Documents, KeptError, Principal, Principals, PrincipalsError, User, Users, principals::SECRET_LIFE},
+    issuer_state,
     resources::{deciding, role_assignment, role_definition},
     store::{
         Store, StoreError,
@@ -147,9 +143,9 @@ pub enum OwnersError {
     /// The service principals of the built-in issuer cannot be read or changed.
     #[error("the service principals")]
     Principals(#[from] PrincipalsError),
-    /// The users' file of the built-in issuer cannot be read.
+    /// The accounts of the built-in issuer cannot be read.
     #[error("the accounts of the built-in issuer")]
-    File(#[from] crate::files::FileError),
+    Kept(#[from] KeptError),
     /// The store cannot be read or changed.
     #[error("the store")]
     Store(#[from] StoreError),
@@ -166,8 +162,15 @@ pub enum OwnersError {
 pub async fn recover(config: &Config, now: SystemTime) -> Result<Value, OwnersError> {
     let (Some(api), Some(issuer)) = (&config.api, &config.issuer) else { return Err(OwnersError::NoIssuer) };
     let store = Store::open_used(&api.store.url()).await?.ok_or(OwnersError::NotStarted)?;
-    let file = issuer.state_dir.join(PRINCIPALS_FILE);
-    let made = made((api, &AccountNames::of(config)), &store, &file, now).await;
+    let documents = match issuer_state::documents(config, issuer).await {
+        Ok(documents) => documents,
+        Err(error) => {
+            store.close().await;
+            return Err(error.into());
+        }
+    };
+    let made = made((api, &AccountNames::of(config)), &store, &documents, now).await;
+    documents.close().await;
     store.close().await;
     made
 }
@@ -175,15 +178,16 @@ pub async fn recover(config: &Config, now: SystemTime) -> Result<Value, OwnersEr
 async fn made(
     (api, names): (&Api, &AccountNames),
     store: &Store,
-    file: &Path,
+    documents: &Documents,
     now: SystemTime,
 ) -> Result<Value, OwnersError> {
-    let (owner, secret) = Principals::edit(file, |all| {
+    let added = documents.edit_principals(move |all| {
         let taken = |name: &String| all.iter().any(|one| one.name == *name);
         let names = std::iter::once("owner".to_owned()).chain((2_u32..).map(|n| format!("owner-{n}")));
         let name = names.into_iter().find(|name| !taken(name)).unwrap_or_default();
         all.create(&name, SECRET_LIFE, now)
-    })?;
+    });
+    let (owner, secret) = added.await?;
     let mut batch = Batch::default();
     for subscription in &api.subscriptions {
         let principal = names.principal(&owner.object_id);
@@ -197,7 +201,7 @@ async fn made(
         Err(error) => Err(error.into()),
     };
     if let Err(error) = kept {
-        Principals::edit(file, |all| all.delete(&owner.object_id))?;
+        documents.edit_principals(move |all| all.delete(&owner.object_id)).await?;
         return Err(error);
     }
     Ok(json!({
@@ -244,10 +248,12 @@ pub(crate) fn assignment(subscription: &str, principal: &str, now: SystemTime) -
 /// [`OwnersError::Last`]; or what is kept cannot be read.
 pub async fn user_may_go(config: &Config, name: &str, now: SystemTime) -> Result<(), OwnersError> {
     let (Some(api), Some(issuer)) = (&config.api, &config.issuer) else { return Ok(()) };
-    let users = Users::read(&issuer.state_dir.join(USERS_FILE))?;
+    let documents = issuer_state::documents(config, issuer).await?;
+    let (users, principals) = (documents.users().await, documents.principals().await);
+    documents.close().await;
+    let (users, principals) = (users?, principals?);
     // A user that there is not is another's to say.
     let Some(gone) = users.find(name).map(|user| user.id.as_str()) else { return Ok(()) };
-    let principals = Principals::read(&issuer.state_dir.join(PRINCIPALS_FILE))?;
     let directory = read(api).await?;
     let names = AccountNames::of(config);
     let before = SignedIn { names: &names, accounts: Some((&users, &principals)), caller: &[], gone: None, now };
@@ -283,7 +289,11 @@ mod tests {
     use auth::token::RawIssuer;
 
     use super::*;
-    use crate::{Extras, Gateway, init::made};
+    use crate::{
+        Extras, Gateway,
+        init::made,
+        issuer::{PRINCIPALS_FILE, USERS_FILE},
+    };
 
     #[tokio::test]
     async fn recover_owner_makes_one_who_can_sign_in_and_owns_every_subscription() {

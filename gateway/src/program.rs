@@ -13,7 +13,7 @@ use daemon::{Shutdown, TaskGroup, chain, raise_open_files, signals, telemetry};
 use crate::{
     Extras, Gateway, checks,
     config::{self, Config, api::StoreAt},
-    init, lost, owners, renew,
+    init, issuer_state, lost, owners, renew,
     replicas::{LEASE, show},
     roll_over,
     store::{Store, moving},
@@ -174,19 +174,19 @@ pub fn main() -> ExitCode {
     let now = std::time::SystemTime::now();
     match args.command {
         Some(Command::MoveStore { to }) => return printed(move_store(&config, &to)),
-        Some(Command::User { action }) => return printed(user_command::run(&config, action)),
-        Some(Command::Issuer { action }) => return printed(issuer_command::run(&config, &action)),
+        Some(Command::User { action }) => return printed(alone(user_command::run(&config, action))),
+        Some(Command::Issuer { action }) => return printed(alone(issuer_command::run(&config, &action))),
         Some(Command::RenewCertificate) => {
             let allowed = user_command::as_its_owner(&config.tls.key_file);
             return printed(allowed.and_then(|()| Ok(renew::certificate(&config, now)?)));
         }
         Some(Command::RollOver { step }) => return printed(roll_over(&config, &step)),
         Some(Command::RenewOwnerSecret) => {
-            let allowed = config.issuer.as_ref().map_or(Ok(()), |own| user_command::as_its_owner(&own.state_dir));
-            return printed(allowed.and_then(|()| Ok(renew::owner_secret(&config, now)?)));
+            let allowed = config.issuer.as_ref().map_or(Ok(()), |own| user_command::may_change(&config, own));
+            return printed(allowed.and_then(|()| alone(async { Ok(renew::owner_secret(&config, now).await?) })));
         }
         Some(Command::RecoverOwner) => {
-            let allowed = config.issuer.as_ref().map_or(Ok(()), |own| user_command::as_its_owner(&own.state_dir));
+            let allowed = config.issuer.as_ref().map_or(Ok(()), |own| user_command::may_change(&config, own));
             return printed(allowed.and_then(|()| alone(async { Ok(owners::recover(&config, now).await?) })));
         }
         Some(Command::Replicas) => return printed(replicas(&config)),
@@ -241,9 +241,8 @@ async fn run(config: Config, log_level: telemetry::LogLevel) -> anyhow::Result<(
         let mut daily = tokio::time::interval(RENEWALS_LOOK);
         loop {
             daily.tick().await;
-            let told = config.clone();
-            let told = tokio::task::spawn_blocking(move || renew::warnings(&told, std::time::SystemTime::now())).await;
-            told.unwrap_or_default().iter().for_each(|warning| tracing::warn!("{warning}"));
+            let told = renew::warnings(&config, std::time::SystemTime::now()).await;
+            told.iter().for_each(|warning| tracing::warn!("{warning}"));
         }
     });
     let handle = gateway.handle();
@@ -329,12 +328,13 @@ fn replicas(config: &Config) -> anyhow::Result<serde_json::Value> {
 fn replace_lost(config: &Config, key: LostKey) -> anyhow::Result<serde_json::Value> {
     let folder = match key {
         LostKey::StoreKey => config.api.as_ref().and_then(|api| api.store_key_file.parent()),
+        LostKey::IssuerKey if issuer_state::shared(config).is_some() => None,
         LostKey::IssuerKey => config.issuer.as_ref().map(|own| own.state_dir.as_path()),
     };
     folder.map_or(Ok(()), user_command::as_its_owner)?;
     match key {
         LostKey::StoreKey => alone(async { Ok(lost::store_key(config).await?) }),
-        LostKey::IssuerKey => Ok(lost::issuer_key(config)?),
+        LostKey::IssuerKey => alone(async { Ok(lost::issuer_key(config).await?) }),
     }
 }
 
@@ -381,7 +381,7 @@ fn checked(config: &Config, file: &std::path::Path) -> ExitCode {
     if let Err(error) = runtime.block_on(checks::all(config)) {
         return fail(BAD_CONFIG, &error);
     }
-    for warning in renew::warnings(config, std::time::SystemTime::now()) {
+    for warning in runtime.block_on(renew::warnings(config, std::time::SystemTime::now())) {
         let _ = writeln!(std::io::stderr(), "towline-gateway: warning: {warning}");
     }
     say(&format!("{}: no faults", file.display()))

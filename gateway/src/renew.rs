@@ -12,9 +12,10 @@ use crate::{
     config::Config,
     init::SERVER_DAYS,
     issuer::{
-        PRINCIPALS_FILE, Principals, PrincipalsError,
+        KeptError, PrincipalsError,
         principals::{SECRET_LIFE, SECRETS_MAX},
     },
+    issuer_state,
 };
 
 /// How long before the end of a certificate or of the owner's last secret it is spoken of.
@@ -49,6 +50,9 @@ pub enum RenewError {
     /// The authority cannot issue the certificate.
     #[error("the certificate authority")]
     Authority(#[from] AuthorityError),
+    /// What has the owner's service principal.
+    #[error("the owner")]
+    Kept(#[from] KeptError),
     /// The service principal of the owner cannot be read or changed.
     #[error("the owner")]
     Principals(#[from] PrincipalsError),
@@ -99,10 +103,12 @@ pub fn reissue(
 ///
 /// # Errors
 /// [`RenewError`].
-pub fn owner_secret(config: &Config, now: SystemTime) -> Result<Value, RenewError> {
+pub async fn owner_secret(config: &Config, now: SystemTime) -> Result<Value, RenewError> {
     let (Some(api), Some(issuer)) = (&config.api, &config.issuer) else { return Err(RenewError::NoOwner) };
-    let made = Principals::edit(&issuer.state_dir.join(PRINCIPALS_FILE), |all| {
-        let owner = all.iter().find(|one| api.owners.iter().any(|id| id.eq_ignore_ascii_case(&one.object_id))).cloned();
+    let documents = issuer_state::documents(config, issuer).await?;
+    let owners = api.owners.clone();
+    let made = documents.edit_principals(move |all| {
+        let owner = all.iter().find(|one| owners.iter().any(|id| id.eq_ignore_ascii_case(&one.object_id))).cloned();
         let Some(owner) = owner else { return Ok(None) };
         if owner.secrets.len() >= SECRETS_MAX
             && let Some(oldest) = owner.secrets.iter().min_by_key(|secret| secret.created)
@@ -111,8 +117,10 @@ pub fn owner_secret(config: &Config, now: SystemTime) -> Result<Value, RenewErro
         }
         let secret = all.add_secret(&owner.object_id, SECRET_LIFE, now)?;
         Ok(Some((owner.client_id, secret)))
-    })?;
-    let (client_id, secret) = made.ok_or(RenewError::NoOwner)?;
+    });
+    let made = made.await;
+    documents.close().await;
+    let (client_id, secret) = made?.ok_or(RenewError::NoOwner)?;
     Ok(json!({
         "clientId": client_id,
         "clientSecret": secret.secret.expose_secret(),
@@ -121,7 +129,8 @@ pub fn owner_secret(config: &Config, now: SystemTime) -> Result<Value, RenewErro
 }
 
 /// What ends within [`NOTICE`], and what to do.
-pub fn warnings(config: &Config, now: SystemTime) -> Vec<String> {
+pub async fn warnings(config: &Config, now: SystemTime) -> Vec<String> {
+    let owners_end = owners_end(config).await;
     let mut found = Vec::new();
     let mut say = |what: &str, end: SystemTime, then: &str| {
         if end < now + NOTICE {
@@ -149,18 +158,19 @@ pub fn warnings(config: &Config, now: SystemTime) -> Vec<String> {
             "`towline-gateway roll-over begin` has another follow it (OPERATING.md, Certificates)",
         );
     }
-    if let Some(end) = owners_end(config) {
+    if let Some(end) = owners_end {
         say("the last secret of the owner", end, "`towline-gateway renew-owner-secret`");
     }
     found
 }
 
 /// When the owner who can sign in longest cannot any more.
-fn owners_end(config: &Config) -> Option<SystemTime> {
+async fn owners_end(config: &Config) -> Option<SystemTime> {
     let (api, issuer) = (config.api.as_ref()?, config.issuer.as_ref()?);
-    let path = issuer.state_dir.join(PRINCIPALS_FILE);
-    let bytes = std::fs::read(&path).ok()?;
-    let all = Principals::parse(&path, &bytes).ok()?;
+    let documents = issuer_state::documents(config, issuer).await.ok()?;
+    let all = documents.principals().await;
+    documents.close().await;
+    let all = all.ok()?;
     let owners = all.iter().filter(|one| api.owners.iter().any(|id| id.eq_ignore_ascii_case(&one.object_id)));
     let end = owners.flat_map(|one| one.secrets.iter().map(|secret| secret.expires)).max()?;
     SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(end))
@@ -174,7 +184,10 @@ pub(crate) fn shown(at: SystemTime) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::init::{CONFIG_FILE, Plan, init};
+    use crate::{
+        init::{CONFIG_FILE, Plan, init},
+        issuer::{PRINCIPALS_FILE, Principals},
+    };
 
     fn made(dir: &std::path::Path) -> Config {
         let plan = Plan {
@@ -210,8 +223,8 @@ mod tests {
         assert!(new.not_after() <= SystemTime::now() + days(3650));
     }
 
-    #[test]
-    fn a_certificate_of_another_authority_is_not_replaced() {
+    #[tokio::test]
+    async fn a_certificate_of_another_authority_is_not_replaced() {
         let dir = tempfile::tempdir().unwrap();
         let config = made(&dir.path().join("g"));
         let other = Authority::create("other", Validity::days(9)).unwrap();
@@ -220,28 +233,31 @@ mod tests {
         assert!(matches!(certificate(&config, SystemTime::now()), Err(RenewError::Foreign)));
         let kept = std::fs::read_to_string(&config.tls.certificate_file).unwrap();
         assert_eq!(kept, issued.certificate_pem);
-        let told = warnings(&config, SystemTime::now());
+        let told = warnings(&config, SystemTime::now()).await;
         assert!(told.len() == 1 && told[0].contains("where it comes from"), "{told:?}");
     }
 
-    #[test]
-    fn what_ends_within_a_month_is_told_before() {
+    #[tokio::test]
+    async fn what_ends_within_a_month_is_told_before() {
         let dir = tempfile::tempdir().unwrap();
         let config = made(&dir.path().join("g"));
-        let at = |n| warnings(&config, SystemTime::now() + days(n));
-        assert_eq!(at(300), [""; 0]);
-        assert!(at(340)[0].contains("renew-owner-secret") && at(340).len() == 1);
-        assert!(at(800)[0].contains("renew-certificate") && at(800).len() == 2);
-        assert!(at(3630)[1].contains("authority"), "{:?}", at(3630));
+        let at = async |n| warnings(&config, SystemTime::now() + days(n)).await;
+        assert_eq!(at(300).await, [""; 0]);
+        let owner = at(340).await;
+        assert!(owner[0].contains("renew-owner-secret") && owner.len() == 1);
+        let certificate = at(800).await;
+        assert!(certificate[0].contains("renew-certificate") && certificate.len() == 2);
+        let authority = at(3630).await;
+        assert!(authority[1].contains("authority"), "{authority:?}");
     }
 
-    #[test]
-    fn the_owner_gets_another_secret_also_when_there_is_no_room_or_none_is_good_any_more() {
+    #[tokio::test]
+    async fn the_owner_gets_another_secret_also_when_there_is_no_room_or_none_is_good_any_more() {
         let dir = tempfile::tempdir().unwrap();
         let config = made(&dir.path().join("g"));
         let mut last = Value::Null;
         for n in 0..=SECRETS_MAX as u64 {
-            last = owner_secret(&config, SystemTime::now() + days(n)).unwrap();
+            last = owner_secret(&config, SystemTime::now() + days(n)).await.unwrap();
         }
         let path = config.issuer.as_ref().unwrap().state_dir.join(PRINCIPALS_FILE);
         let check = |said: &Value, now: SystemTime| {
@@ -252,7 +268,7 @@ mod tests {
         assert!(check(&last, SystemTime::now()));
         let late = SystemTime::now() + days(900);
         assert!(!check(&last, late));
-        let said = owner_secret(&config, late).unwrap();
+        let said = owner_secret(&config, late).await.unwrap();
         assert!(check(&said, late));
     }
 }

@@ -16,7 +16,7 @@ use crate::{
     api_error::ApiError,
     instants::instant,
     issuer::{
-        Issuer, NewSecret, PRINCIPALS_FILE, Principal, Principals, PrincipalsError,
+        Issuer, KeptError, NewSecret, Principal, Principals, PrincipalsError,
         principals::{SECRET_LIFE, SECRETS_MAX},
     },
     owners::{Change, SignedIn},
@@ -138,14 +138,12 @@ fn rotate(
     Ok((all.find(key).ok_or_else(unknown)?.clone(), secret))
 }
 
-/// The file is edited under a lock that other processes take too.
+/// Nobody else changes them meanwhile, in another process neither.
 async fn edit<T: Send + 'static>(
     issuer: &Issuer,
     change: impl FnOnce(&mut Principals) -> Result<T, PrincipalsError> + Send + 'static,
 ) -> Result<T, ApiError> {
-    let path = issuer.settings().state.join(PRINCIPALS_FILE);
-    let done = tokio::task::spawn_blocking(move || Principals::edit(&path, change)).await;
-    Ok(done.map_err(ApiError::internal)??)
+    Ok(issuer.edit_principals(change).await?)
 }
 
 const LIFE: &str = "secretLifetimeSeconds";
@@ -178,6 +176,10 @@ fn with_secret(mut shown: Value, secret: &NewSecret) -> Value {
 
 impl From<PrincipalsError> for ApiError {
     fn from(error: PrincipalsError) -> Self {
+        let error = match error {
+            PrincipalsError::Kept(KeptError::Store(error)) => return error.into(),
+            other => other,
+        };
         let message = format!("{error}.");
         let (status, code) = match &error {
             PrincipalsError::Name(_) | PrincipalsError::Life => (StatusCode::BAD_REQUEST, "InvalidRequestContent"),
@@ -186,7 +188,7 @@ impl From<PrincipalsError> for ApiError {
                 (StatusCode::NOT_FOUND, "ServicePrincipalNotFound")
             }
             PrincipalsError::TooMany | PrincipalsError::TooManySecrets => (StatusCode::CONFLICT, "QuotaExceeded"),
-            PrincipalsError::File(_) | PrincipalsError::Random(_) => {
+            PrincipalsError::File(_) | PrincipalsError::Kept(_) | PrincipalsError::Random(_) => {
                 return Self::internal(daemon::chain(&error));
             }
         };

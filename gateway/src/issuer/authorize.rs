@@ -108,7 +108,7 @@ impl Issuer {
                 self.settings.api_audience,
                 origin(&request.redirect_uri),
             ))
-            .form(&self.seals, &flow, page::browser(headers), seconds(self.now()), &page::sign_in_fields(name))
+            .form(self.state.seals(), &flow, page::browser(headers), seconds(self.now()), &page::sign_in_fields(name))
             .answer()
     }
 
@@ -137,14 +137,14 @@ impl Issuer {
                 return self.sign_in_page(&asked, &headers, name, Some(&refusal));
             }
         };
-        match self.code(*asked, consent) {
+        match self.code(*asked, consent).await {
             Ok(code) => self.go_back(&back, &[("code", &code)]),
             Err(refusal) => self.back_with_error(&back, &refusal),
         }
     }
 
     /// A code for what was allowed.
-    fn code(&self, asked: Authorize, consent: Consent) -> Result<String, Refusal> {
+    async fn code(&self, asked: Authorize, consent: Consent) -> Result<String, Refusal> {
         let code = Code {
             wish: asked.wish,
             consent,
@@ -153,7 +153,7 @@ impl Issuer {
             nonce: asked.nonce,
             family: random_code().map_err(|_| Refusal::Internal)?,
         };
-        Ok(self.codes.issue(code, seconds(self.now()))?)
+        Ok(self.state.issue(code, seconds(self.now())).await?)
     }
 
     /// A form of one of our pages: its fields, the headers it came with, and what it is about.
@@ -165,7 +165,8 @@ impl Issuer {
         let headers = request.headers().clone();
         let form = Form::read(request).await?;
         let (sealed, browser) = (form.get("flow"), page::browser(&headers));
-        let flow = sealed.zip(browser).and_then(|(flow, browser)| self.seals.open(flow, browser, seconds(self.now())));
+        let flow =
+            sealed.zip(browser).and_then(|(flow, browser)| self.state.seals().open(flow, browser, seconds(self.now())));
         let flow = flow.ok_or(Refusal::Stale)?;
         Ok((form, headers, flow))
     }

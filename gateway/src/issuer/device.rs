@@ -16,6 +16,7 @@ use super::{
     page::{self, Flow, Page},
     principals::seconds,
     respond::Refusal,
+    state::Wrong,
 };
 
 /// Under this name wrong user codes are counted; no user is called so.
@@ -25,6 +26,7 @@ impl From<NotBegun> for Refusal {
     fn from(not: NotBegun) -> Self {
         match not {
             NotBegun::Full => Self::TryLater("too many sign-ins are under way", Duration::from_secs(30)),
+            NotBegun::Away => Self::Away,
             NotBegun::Random => Self::Internal,
         }
     }
@@ -40,7 +42,7 @@ impl Issuer {
         let form = Form::read(request).await?;
         let client = self.public_client(&form)?;
         let wish = self.wish(&form, &client)?;
-        let (device_code, user_code) = self.devices.begin(wish, peer, seconds(self.now()))?;
+        let (device_code, user_code) = self.state.begin_device(wish, peer, seconds(self.now())).await?;
         let page = format!("{}{MOUNT}/device", self.base);
         Ok(json!({
             "device_code": device_code,
@@ -65,7 +67,13 @@ impl Issuer {
         Page::new(fault.map_or(StatusCode::OK, Refusal::status), "Sign in a device")
             .fault(fault)
             .text("Enter a code only if you started this sign-in yourself, a moment ago.")
-            .form(&self.seals, &Flow::AskCode, page::browser(headers), seconds(self.now()), &page::code_fields(code))
+            .form(
+                self.state.seals(),
+                &Flow::AskCode,
+                page::browser(headers),
+                seconds(self.now()),
+                &page::code_fields(code),
+            )
             .answer()
     }
 
@@ -80,15 +88,17 @@ impl Issuer {
             Err(refusal) => return stale(&refusal),
         };
         match flow {
-            Flow::AskCode => match self.typed_code(peer, &form) {
-                Ok(code) => self.confirm_page(&headers, &code, "", None),
+            Flow::AskCode => match self.typed_code(peer, &form).await {
+                Ok(code) => self.confirm_page(&headers, &code, "", None).await,
                 Err(refusal) => self.ask_code(&headers, "", Some(&refusal)),
             },
             Flow::Device(code) => match self.decision(peer, &form).await {
                 Ok(consent) => {
                     let allowed = consent.is_some();
-                    if !self.devices.decide(&code, consent, seconds(self.now())) {
-                        return stale(&Refusal::Stale);
+                    match self.state.decide(&code, consent, seconds(self.now())).await {
+                        Ok(true) => {}
+                        Ok(false) => return stale(&Refusal::Stale),
+                        Err(away) => return self.ask_code(&headers, &code, Some(&away.into())),
                     }
                     let (title, text) = match allowed {
                         true => ("Signed in", "Your device goes on by itself. You can close this page."),
@@ -97,7 +107,8 @@ impl Issuer {
                     Page::new(StatusCode::OK, title).text(text).answer()
                 }
                 Err(refusal) => {
-                    self.confirm_page(&headers, &code, form.get("username").unwrap_or_default(), Some(&refusal))
+                    let name = form.get("username").unwrap_or_default();
+                    self.confirm_page(&headers, &code, name, Some(&refusal)).await
                 }
             },
             Flow::Authorize(_) => stale(&Refusal::Stale),
@@ -105,17 +116,20 @@ impl Issuer {
     }
 
     /// A code that waits for a decision. Wrong ones are counted: there are not many letters in it.
-    fn typed_code(&self, peer: IpAddr, form: &Form) -> Result<String, Refusal> {
-        self.not_guessing(peer, USER_CODE)?;
-        let code = form.get("user_code").and_then(user_code_of);
-        let code = code.filter(|code| self.devices.find(code, seconds(self.now())).is_some());
-        code.ok_or_else(|| {
-            self.failures.count(peer, USER_CODE);
-            Refusal::Request("there is no device with this code, or its time is over")
-        })
+    async fn typed_code(&self, peer: IpAddr, form: &Form) -> Result<String, Refusal> {
+        let wrong = Wrong::Typed(USER_CODE);
+        self.not_guessing(peer, wrong).await?;
+        let now = seconds(self.now());
+        if let Some(code) = form.get("user_code").and_then(user_code_of)
+            && self.state.find_device(&code, now).await?.is_some()
+        {
+            return Ok(code);
+        }
+        self.state.count(peer, wrong, now).await?;
+        Err(Refusal::Request("there is no device with this code, or its time is over"))
     }
 
-    fn confirm_page(
+    async fn confirm_page(
         &self,
         headers: &HeaderMap,
         code: &str,
@@ -123,7 +137,11 @@ impl Issuer {
         fault: Option<&Refusal>,
     ) -> Response<Full<Bytes>> {
         let now = seconds(self.now());
-        let Some((wish, peer)) = self.devices.find(code, now) else { return stale(&Refusal::Stale) };
+        let (wish, peer) = match self.state.find_device(code, now).await {
+            Ok(Some(asks)) => asks,
+            Ok(None) => return stale(&Refusal::Stale),
+            Err(away) => return self.ask_code(headers, code, Some(&away.into())),
+        };
         Page::new(fault.map_or(StatusCode::OK, Refusal::status), "Sign in a device")
             .fault(fault)
             .text(&format!(
@@ -133,7 +151,7 @@ impl Issuer {
                 self.settings.api_audience
             ))
             .form(
-                &self.seals,
+                self.state.seals(),
                 &Flow::Device(code.to_owned()),
                 page::browser(headers),
                 now,

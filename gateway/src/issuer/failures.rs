@@ -14,11 +14,11 @@ use tokio::time::Instant;
 /// A window; also what a refused client is told to wait.
 pub const WINDOW: Duration = Duration::from_secs(60);
 /// Failures of one user from one address in a window.
-const PER_USER: u32 = 10;
+pub const PER_USER: u32 = 10;
 /// Failures from one address in a window.
-const PER_ADDRESS: u32 = 100;
+pub const PER_ADDRESS: u32 = 100;
 /// Windows kept; over that the oldest go of the network that has most.
-const WINDOWS: usize = 16_384;
+pub const WINDOWS: usize = 16_384;
 
 #[derive(PartialEq, Eq, Hash, Clone)]
 enum Key {

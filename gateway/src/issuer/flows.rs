@@ -1,5 +1,5 @@
-//! Sign-ins under way: device codes (RFC 8628) and authorization codes (RFC 6749 section 4.1). In memory and bounded;
-//! no clock and no socket here. Codes are kept as hashes.
+//! Sign-ins under way: device codes (RFC 8628) and authorization codes (RFC 6749 section 4.1), and tables of them in
+//! memory, bounded. No clock and no socket here. Codes are kept as hashes.
 
 use std::{
     net::IpAddr,
@@ -15,20 +15,20 @@ use super::principals::hash;
 use crate::guid::NoRandom;
 
 /// Sign-ins of devices under way at most; of more the oldest gives way of the network that has most.
-const DEVICES_MAX: usize = 4096;
+pub const DEVICES_MAX: usize = 4096;
 /// The same that one address began.
-const DEVICES_PER_ADDRESS: usize = 128;
+pub const DEVICES_PER_ADDRESS: usize = 128;
 /// How long a device code is good for, in seconds.
 pub const DEVICE_SECONDS: u64 = 900;
 /// How often a device may ask, in seconds.
 pub const POLL_SECONDS: u64 = 5;
 /// Authorization codes at most; each stands for a user who showed their password, and of more the oldest gives way of
 /// the user who has most.
-const CODES_MAX: usize = 4096;
+pub const CODES_MAX: usize = 4096;
 /// How long an authorization code is good for, in seconds.
-const CODE_SECONDS: u64 = 60;
+pub const CODE_SECONDS: u64 = 60;
 /// How long it is remembered behind that, to know it when it comes again.
-const CODE_REMEMBERED_SECONDS: u64 = 600;
+pub const CODE_REMEMBERED_SECONDS: u64 = 600;
 /// RFC 8628 section 6.1: no vowels, so no words; nothing that looks like a digit. 20^8 are 34 bits.
 const LETTERS: &[u8; 20] = b"BCDFGHJKLMNPQRSTVWXZ";
 /// Letters of a user code.
@@ -49,7 +49,7 @@ pub struct Wish {
 }
 
 /// A user who agreed.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Consent {
     /// Their stable id.
     pub user: String,
@@ -79,6 +79,8 @@ fn locked<T>(table: &Mutex<T>) -> MutexGuard<'_, T> {
 pub enum NotBegun {
     /// Too many are under way.
     Full,
+    /// It cannot be kept now.
+    Away,
     /// No random bytes.
     Random,
 }
@@ -89,20 +91,87 @@ impl From<NoRandom> for NotBegun {
     }
 }
 
-enum State {
+#[derive(Serialize, Deserialize)]
+enum Decision {
     Pending,
     Denied,
     Allowed(Consent),
 }
 
-struct Device {
+/// A sign-in of a device.
+#[derive(Serialize, Deserialize)]
+pub struct Device {
     wish: Wish,
     user_code: String,
     peer: IpAddr,
     expires: u64,
     ask_again: u64,
     interval: u64,
-    state: State,
+    decision: Decision,
+}
+
+impl Device {
+    /// One that begins now at an address, as [`address`] spells it.
+    pub fn new(wish: Wish, user_code: String, peer: IpAddr, now: u64) -> Self {
+        Self {
+            wish,
+            user_code,
+            peer,
+            expires: now + DEVICE_SECONDS,
+            ask_again: now,
+            interval: POLL_SECONDS,
+            decision: Decision::Pending,
+        }
+    }
+
+    /// When it began and when it ends, in seconds since 1970.
+    pub fn times(&self) -> (u64, u64) {
+        (self.expires.saturating_sub(DEVICE_SECONDS), self.expires)
+    }
+
+    /// What it asks for and from where it did; while nobody has decided.
+    pub fn asks(&self, now: u64) -> Option<(Wish, IpAddr)> {
+        self.is_undecided(now).then(|| (self.wish.clone(), self.peer))
+    }
+
+    fn is_undecided(&self, now: u64) -> bool {
+        self.expires > now && matches!(self.decision, Decision::Pending)
+    }
+
+    fn waits(&self, user_code: &str, now: u64) -> bool {
+        self.user_code == user_code && self.is_undecided(now)
+    }
+
+    /// The user's decision. Says whether there was something to decide.
+    pub fn decide(&mut self, consent: Option<Consent>, now: u64) -> bool {
+        let waits = self.is_undecided(now);
+        if waits {
+            self.decision = consent.map_or(Decision::Denied, Decision::Allowed);
+        }
+        waits
+    }
+
+    /// RFC 8628 section 3.5. Says too whether the device may ask again.
+    pub fn poll(&mut self, client: &str, now: u64) -> (Poll, bool) {
+        if self.wish.client != client {
+            return (Poll::Unknown, true);
+        }
+        if self.expires <= now {
+            return (Poll::Expired, false);
+        }
+        if now < self.ask_again {
+            self.interval += POLL_SECONDS;
+            self.ask_again = now + self.interval;
+            return (Poll::SlowDown, true);
+        }
+        // A second less: a device that waits exactly as told must not be told that it is too soon.
+        self.ask_again = now + self.interval - 1;
+        match &self.decision {
+            Decision::Pending => (Poll::Pending, true),
+            Decision::Denied => (Poll::Denied, false),
+            Decision::Allowed(consent) => (Poll::Allowed(self.wish.clone(), consent.clone()), false),
+        }
+    }
 }
 
 /// What a device learns when it asks.
@@ -146,15 +215,7 @@ impl Devices {
                 break code;
             }
         };
-        let device = Device {
-            wish,
-            user_code: user_code.clone(),
-            peer,
-            expires: now + DEVICE_SECONDS,
-            ask_again: now,
-            interval: POLL_SECONDS,
-            state: State::Pending,
-        };
+        let device = Device::new(wish, user_code.clone(), peer, now);
         devices.insert(of, hash(&[], &device_code), device);
         Ok((device_code, user_code))
     }
@@ -163,49 +224,27 @@ impl Devices {
     pub fn find(&self, user_code: &str, now: u64) -> Option<(Wish, IpAddr)> {
         let devices = locked(&self.0);
         let mut waiting = devices.iter().map(|(_, device)| device).filter(|device| device.waits(user_code, now));
-        waiting.next().map(|device| (device.wish.clone(), device.peer))
+        waiting.next().and_then(|device| device.asks(now))
     }
 
     /// The user's decision. Says whether there was something to decide.
     pub fn decide(&self, user_code: &str, consent: Option<Consent>, now: u64) -> bool {
         let mut devices = locked(&self.0);
         let waiting = devices.iter().find(|(_, device)| device.waits(user_code, now)).map(|(key, _)| *key);
-        let Some(device) = waiting.and_then(|key| devices.get_mut(&key)) else { return false };
-        device.state = consent.map_or(State::Denied, State::Allowed);
-        true
+        waiting.and_then(|key| devices.get_mut(&key)).is_some_and(|device| device.decide(consent, now))
     }
 
     /// RFC 8628 section 3.5.
     pub fn poll(&self, device_code: &str, client: &str, now: u64) -> Poll {
         let mut devices = locked(&self.0);
         let key = hash(&[], device_code);
-        let Some(device) = devices.get_mut(&key).filter(|device| device.wish.client == client) else {
+        let Some((said, stays)) = devices.get_mut(&key).map(|device| device.poll(client, now)) else {
             return Poll::Unknown;
         };
-        if device.expires <= now {
+        if !stays {
             devices.remove(&key);
-            return Poll::Expired;
         }
-        if now < device.ask_again {
-            device.interval += POLL_SECONDS;
-            device.ask_again = now + device.interval;
-            return Poll::SlowDown;
-        }
-        // A second less: a device that waits exactly as told must not be told that it is too soon.
-        device.ask_again = now + device.interval - 1;
-        if matches!(device.state, State::Pending) {
-            return Poll::Pending;
-        }
-        match devices.remove(&key) {
-            Some(Device { wish, state: State::Allowed(consent), .. }) => Poll::Allowed(wish, consent),
-            _ => Poll::Denied,
-        }
-    }
-}
-
-impl Device {
-    fn waits(&self, user_code: &str, now: u64) -> bool {
-        self.user_code == user_code && self.expires > now && matches!(self.state, State::Pending)
+        said
     }
 }
 
@@ -218,7 +257,8 @@ pub fn user_code_of(typed: &str) -> Option<String> {
     fits.then(|| format!("{front}-{back}"))
 }
 
-fn user_code() -> Result<String, NoRandom> {
+/// A new user code.
+pub fn user_code() -> Result<String, NoRandom> {
     let mut letters = String::new();
     while letters.len() < USER_CODE_LETTERS {
         // 240 is a multiple of 20: what is above would make some letters likelier.
@@ -232,7 +272,7 @@ fn user_code() -> Result<String, NoRandom> {
 }
 
 /// A code's terms.
-#[derive(Clone)]
+#[derive(Clone, Serialize, Deserialize)]
 pub struct Code {
     /// What it is worth.
     pub wish: Wish,
@@ -248,11 +288,31 @@ pub struct Code {
     pub family: String,
 }
 
-struct Issued {
+/// A code as it is kept.
+#[derive(Serialize, Deserialize)]
+pub struct Issued {
     code: Code,
     expires: u64,
     used: bool,
-    replayed: bool,
+    /// Whether it came again while it was being used, or later.
+    pub replayed: bool,
+}
+
+impl Issued {
+    /// One that is good from now on.
+    pub fn new(code: Code, now: u64) -> Self {
+        Self { code, expires: now + CODE_SECONDS, used: false, replayed: false }
+    }
+
+    /// Uses it, whatever comes of it.
+    pub fn take(&mut self, now: u64) -> Taken {
+        if self.used {
+            self.replayed = true;
+            return Taken::Replayed(self.code.family.clone());
+        }
+        self.used = true;
+        if self.expires <= now { Taken::Unknown } else { Taken::Good(Box::new(self.code.clone())) }
+    }
 }
 
 /// What comes of a code.
@@ -281,21 +341,14 @@ impl Codes {
         let mut codes = locked(&self.0);
         let user = code.consent.user.clone();
         codes.expire(&user, |issued| issued.expires + CODE_REMEMBERED_SECONDS <= now);
-        let issued = Issued { code, expires: now + CODE_SECONDS, used: false, replayed: false };
-        codes.insert(user, hash(&[], &text), issued);
+        codes.insert(user, hash(&[], &text), Issued::new(code, now));
         Ok(text)
     }
 
     /// Uses a code, whatever comes of it.
     pub fn take(&self, text: &str, now: u64) -> Taken {
         let mut codes = locked(&self.0);
-        let Some(issued) = codes.get_mut(&hash(&[], text)) else { return Taken::Unknown };
-        if issued.used {
-            issued.replayed = true;
-            return Taken::Replayed(issued.code.family.clone());
-        }
-        issued.used = true;
-        if issued.expires <= now { Taken::Unknown } else { Taken::Good(Box::new(issued.code.clone())) }
+        codes.get_mut(&hash(&[], text)).map_or(Taken::Unknown, |issued| issued.take(now))
     }
 
     /// Whether a code came again while it was being used.

@@ -13,8 +13,9 @@ use super::{
     Issuer, failures,
     form::{ClientSecret, Form},
     mint::Subject,
-    principals::{Denied, Principal},
+    principals::{Denied, Principal, seconds},
     respond::{Minted, Refusal},
+    state::Wrong,
     users::{self, User, Users},
 };
 use crate::{guid, places::Places};
@@ -61,7 +62,7 @@ impl Issuer {
             "client_credentials" => {
                 let client = ClientSecret::take(&headers, &form)?;
                 let (life, audience) = self.asked(&form)?;
-                let principal = self.sign_in_client(peer, &client)?;
+                let principal = self.sign_in_client(peer, &client).await?;
                 // Tokens of one secret are of one sign-in: whoever has no more than one of its tokens cannot get
                 // another.
                 let sign_in = principal.secret_of(client.secret.expose_secret()).map(str::to_owned);
@@ -83,13 +84,15 @@ impl Issuer {
 
     pub(super) async fn sign_in(&self, peer: IpAddr, name: String, password: SecretString) -> Result<User, Refusal> {
         let later = Refusal::TryLater("too many sign-ins at once", Duration::from_secs(1));
-        self.not_guessing(peer, &name)?;
+        let wrong = Wrong::Typed(&name);
+        self.not_guessing(peer, wrong).await?;
         let place = self.checks.by_address.take(peer, u32::MAX, CHECKS_WAITING_PER_ADDRESS);
         let Some(_place) = place else { return Err(later) };
         let Some(turn) = self.checks.turns.turn(peer).await else { return Err(later) };
         // Asked again when it is our turn, so that many tries at once do not slip past the count.
-        self.not_guessing(peer, &name)?;
-        let users: Arc<Users> = self.users.current();
+        self.not_guessing(peer, wrong).await?;
+        self.state.is_current()?;
+        let users: Arc<Users> = self.state.users();
         let wanted = name.clone();
         let found = tokio::task::spawn_blocking(move || {
             let _turn = turn;
@@ -99,11 +102,11 @@ impl Issuer {
         });
         match found.await {
             Ok(Some(user)) => {
-                self.failures.forgive(peer, &name);
+                self.state.forgive(peer, wrong).await?;
                 Ok(user)
             }
             Ok(None) => {
-                self.failures.count(peer, &name);
+                self.state.count(peer, wrong, seconds(self.now())).await?;
                 tracing::info!(peer = %peer, "a sign-in was refused");
                 Err(Refusal::Grant)
             }
@@ -112,18 +115,20 @@ impl Issuer {
     }
 
     /// Proves which service principal it is. Never waits: any number of them at once is fine.
-    fn sign_in_client(&self, peer: IpAddr, client: &ClientSecret) -> Result<Principal, Refusal> {
+    async fn sign_in_client(&self, peer: IpAddr, client: &ClientSecret) -> Result<Principal, Refusal> {
         // No user is called so: names have no colon.
         let name = format!("client:{}", client.id.to_ascii_lowercase());
-        self.not_guessing(peer, &name)?;
-        let principals = self.principals.current();
+        let wrong = Wrong::Random(&name);
+        self.not_guessing(peer, wrong).await?;
+        self.state.is_current()?;
+        let principals = self.state.principals();
         match principals.check(&client.id, client.secret.expose_secret(), self.now()) {
             Ok(principal) => {
-                self.failures.forgive(peer, &name);
+                self.state.forgive(peer, wrong).await?;
                 Ok(principal.clone())
             }
             Err(denied) => {
-                self.failures.count(peer, &name);
+                self.state.count(peer, wrong, seconds(self.now())).await?;
                 tracing::info!(peer = %peer, "a service principal's sign-in was refused");
                 Err(match denied {
                     Denied::Expired => Refusal::Client { why: "the client secret has expired", basic: client.basic },
@@ -133,8 +138,8 @@ impl Issuer {
         }
     }
 
-    pub(super) fn not_guessing(&self, peer: IpAddr, name: &str) -> Result<(), Refusal> {
-        if self.failures.too_many(peer, name) {
+    pub(super) async fn not_guessing(&self, peer: IpAddr, wrong: Wrong<'_>) -> Result<(), Refusal> {
+        if self.state.too_many(peer, wrong, seconds(self.now())).await? {
             tracing::warn!(peer = %peer, "too many failed sign-ins from this address");
             return Err(Refusal::TryLater("too many failed sign-ins", failures::WINDOW));
         }

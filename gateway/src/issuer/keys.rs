@@ -26,7 +26,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 
-use super::TTL_LONGEST;
+use super::{TTL_LONGEST, documents::KeptError};
 use crate::files::{self, EditLock, FileError};
 
 /// The one algorithm of this issuer.
@@ -52,6 +52,9 @@ pub enum KeysError {
     /// The key file cannot be read, parsed or written.
     #[error(transparent)]
     File(#[from] FileError),
+    /// The store that has them.
+    #[error(transparent)]
+    Kept(#[from] KeptError),
     /// The cryptographic library refused; there is nothing to learn from it.
     #[error("cannot make or use a P-256 key")]
     Crypto,
@@ -139,21 +142,38 @@ impl Keys {
     /// When there is no such key, or the file cannot be read or written.
     pub fn revoke(path: &Path, kid: &str) -> Result<Self, KeysError> {
         let _lock = EditLock::take(path)?;
-        let keys = Self::parse(path, &files::read(path)?)?;
-        let Some(found) = keys.keys.iter().find(|key| key.kid == kid) else {
-            let known = keys.keys.iter().map(|key| key.kid.as_str()).collect::<Vec<_>>().join(", ");
+        let (bytes, keys) = Self::parse(path, &files::read(path)?)?.without(kid)?;
+        if let Some(bytes) = bytes {
+            files::write_private(path, &bytes)?;
+        }
+        Ok(keys)
+    }
+
+    /// The first key, and what is kept of it.
+    pub(super) fn first() -> Result<(Vec<u8>, Self), KeysError> {
+        Self::with_new_key(None)
+    }
+
+    /// The keys with one more, and what is kept of them.
+    pub(super) fn with_one_more(self) -> Result<(Vec<u8>, Self), KeysError> {
+        Self::with_new_key(Some(self))
+    }
+
+    /// The keys with one of them revoked, and what is kept of them; nothing where it was revoked before.
+    pub(super) fn without(self, kid: &str) -> Result<(Option<Vec<u8>>, Self), KeysError> {
+        let Some(found) = self.keys.iter().find(|key| key.kid == kid) else {
+            let known = self.keys.iter().map(|key| key.kid.as_str()).collect::<Vec<_>>().join(", ");
             return Err(KeysError::Unknown { kid: kid.chars().take(100).collect(), known });
         };
         if found.revoked {
-            return Ok(keys);
+            return Ok((None, self));
         }
-        let (bytes, keys) = Self::with_new_key(Some(keys))?;
+        let (bytes, keys) = Self::with_new_key(Some(self))?;
         let mut raw: RawKeys = serde_json::from_slice(&bytes).map_err(|_| KeysError::Crypto)?;
         raw.keys.iter_mut().filter(|key| key.kid == kid).for_each(|key| key.revoked = true);
         let bytes = serde_json::to_vec_pretty(&raw).map_err(|_| KeysError::Crypto)?;
         let keys = Self::of(keys.signer, raw.keys)?;
-        files::write_private(path, &bytes)?;
-        Ok(keys)
+        Ok((Some(bytes), keys))
     }
 
     /// Reads what [`Keys::rotate`] and [`Keys::load_or_create`] write.

@@ -155,6 +155,6 @@ impl Issuer {
         ] {
             claims[claim] = value;
         }
-        self.keys.current().sign(kind, claims.to_string().as_bytes()).map_err(|_| Refusal::Internal)
+        self.state.keys().sign(kind, claims.to_string().as_bytes()).map_err(|_| Refusal::Internal)
     }
 }

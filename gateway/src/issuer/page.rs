@@ -76,13 +76,18 @@ struct Sealed {
     expires: u64,
 }
 
-/// The key of the seals; a new one at each start.
+/// The key of the seals: a new one at each start, or that of several gateways.
 pub struct Seals(hmac::Key);
 
 impl Seals {
     /// A key of its own.
     pub fn new() -> Result<Self, NoRandom> {
         hmac::Key::generate(hmac::HMAC_SHA256, &SystemRandom::new()).map(Self).map_err(|_| NoRandom)
+    }
+
+    /// With a key that others have too.
+    pub fn of(key: &[u8]) -> Self {
+        Self(hmac::Key::new(hmac::HMAC_SHA256, key))
     }
 
     fn seal(&self, flow: &Flow, browser: &str, now: u64) -> String {

@@ -17,7 +17,10 @@ use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD as BASE64};
 use secrecy::SecretString;
 use serde::{Deserialize, Serialize};
 
-use super::users::{NAME_BYTES, is_name};
+use super::{
+    documents::KeptError,
+    users::{NAME_BYTES, is_name},
+};
 use crate::{
     files::{self, FileError},
     guid,
@@ -40,6 +43,9 @@ pub enum PrincipalsError {
     /// The file of service principals cannot be read, parsed or written.
     #[error(transparent)]
     File(#[from] FileError),
+    /// The store that has them.
+    #[error(transparent)]
+    Kept(#[from] KeptError),
     /// The name cannot be one.
     #[error(
         "{0:?} is no name of a service principal: 1 to {NAME_BYTES} characters, no control character, no ':', no GUID"

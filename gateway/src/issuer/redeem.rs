@@ -1,18 +1,18 @@
 //! What users' sign-ins are exchanged for: authorization codes, device codes and refresh tokens -> tokens.
 
-use std::{net::IpAddr, path::PathBuf, time::Duration};
+use std::{net::IpAddr, time::Duration};
 
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD as BASE64};
 use serde_json::json;
 
 use super::{
-    Issuer, REFRESH_FILE,
+    Issuer,
     flows::{Consent, Poll, Taken, Wish, random_code},
     form::Form,
     mint::Subject,
     principals::{hash, seconds},
-    refresh::{Refresh, RefreshError},
     respond::{Minted, Refusal},
+    state::Wrong,
     users::User,
 };
 
@@ -45,12 +45,12 @@ impl Issuer {
     pub(super) async fn redeem_code(&self, form: &Form) -> Result<Minted, Refusal> {
         let client = self.public_client(form)?;
         let text = form.get("code").ok_or(Refusal::Request("code is missing"))?;
-        let code = match self.codes.take(text, seconds(self.now())) {
+        let code = match self.state.take(text, seconds(self.now())).await? {
             Taken::Good(code) => code,
             Taken::Unknown => return Err(Refusal::Code("the code is unknown or its time is over")),
             Taken::Replayed(family) => {
                 tracing::warn!(client = %client.id, "an authorization code came twice; what came of it ends");
-                self.end_family(family).await?;
+                self.state.end_family(family).await?;
                 return Err(Refusal::Code("the code was used before"));
             }
         };
@@ -68,8 +68,8 @@ impl Issuer {
             refresh: Next::Begin,
         };
         let minted = self.worth(worth, form).await?;
-        if self.codes.was_replayed(text) {
-            self.end_family(family).await?;
+        if self.state.was_replayed(text).await? {
+            self.state.end_family(family).await?;
             return Err(Refusal::Code("the code was used before"));
         }
         Ok(minted)
@@ -79,7 +79,7 @@ impl Issuer {
     pub(super) async fn redeem_device(&self, form: &Form) -> Result<Minted, Refusal> {
         let client = self.public_client(form)?;
         let code = form.get("device_code").ok_or(Refusal::Request("device_code is missing"))?;
-        match self.devices.poll(code, &client.id, seconds(self.now())) {
+        match self.state.poll(code, &client.id, seconds(self.now())).await? {
             Poll::Allowed(wish, consent) => {
                 let family = random_code().map_err(|_| Refusal::Internal)?;
                 self.worth(Worth { wish, consent, nonce: None, family, refresh: Next::Begin }, form).await
@@ -99,13 +99,14 @@ impl Issuer {
         let token = form.get("refresh_token").ok_or(Refusal::Request("refresh_token is missing"))?.to_owned();
         let asked = self.wish(form, &client)?;
         let named = form.scope()?.audience.is_some() || form.get("audience").is_some();
-        // Each one that is no good costs a reading of the file: who shows many is slowed down like a guesser.
+        // Each one that is no good costs a reading of the file or of the store: who shows many is slowed down like a guesser.
         let name = format!("refresh:{}", token.get(..FAMILY_LENGTH).unwrap_or_default());
-        self.not_guessing(peer, &name)?;
-        let (now, shown) = (seconds(self.now()), token.clone());
-        let refreshed = self.refresh_tokens(move |all| all.rotate(&shown, &client.id, now)).await?;
+        let wrong = Wrong::Random(&name);
+        self.not_guessing(peer, wrong).await?;
+        let now = seconds(self.now());
+        let refreshed = self.state.rotate(token.clone(), client.id, now).await?;
         let Some(refreshed) = refreshed else {
-            self.failures.count(peer, &name);
+            self.state.count(peer, wrong, now).await?;
             return Err(Refusal::Code("the refresh token is no good any more: sign in again"));
         };
         let mut wish = refreshed.wish;
@@ -117,13 +118,14 @@ impl Issuer {
         let worth = Worth { wish, consent: refreshed.consent, nonce: None, family, refresh };
         let minted = self.worth(worth, form).await;
         if matches!(minted, Err(Refusal::Code(_))) {
-            self.end_family(token).await?;
+            self.state.end_family(token).await?;
         }
         minted
     }
 
     async fn worth(&self, worth: Worth, form: &Form) -> Result<Minted, Refusal> {
         let Worth { wish, consent, nonce, family, refresh } = worth;
+        self.state.is_current()?;
         let user = self.still(&consent).ok_or(Refusal::Code("the user may not sign in any more"))?;
         let now = self.now();
         let life = self.life(form)?;
@@ -139,7 +141,7 @@ impl Issuer {
             Next::Given(next) => next,
             Next::Begin if wish.offline => {
                 let now = seconds(now);
-                Some(self.refresh_tokens(move |all| all.begin(&family, wish, &consent, now)).await?)
+                Some(self.state.begin_family(family, wish, consent, now).await?)
             }
             Next::Begin => None,
         };
@@ -148,7 +150,7 @@ impl Issuer {
 
     /// The user, if nothing has happened since they agreed: not disabled, no new password.
     fn still(&self, consent: &Consent) -> Option<User> {
-        let users = self.users.current();
+        let users = self.state.users();
         let fits = |user: &&User| user.id == consent.user && user.generation() == consent.generation && !user.disabled;
         users.iter().find(fits).cloned()
     }
@@ -156,31 +158,5 @@ impl Issuer {
     /// How long a token is to live.
     pub(super) fn life(&self, form: &Form) -> Result<Duration, Refusal> {
         Ok(form.life()?.map_or(self.settings.ttl, |life| life.min(self.settings.ttl)))
-    }
-
-    /// Ends the refresh tokens of a family, by its id or one of them.
-    async fn end_family(&self, family: String) -> Result<(), Refusal> {
-        self.refresh_tokens(move |all| {
-            all.end(&family);
-            Ok(())
-        })
-        .await
-    }
-
-    /// Reads and writes the file of refresh tokens, which takes its time.
-    async fn refresh_tokens<T: Send + 'static>(
-        &self,
-        change: impl FnOnce(&mut Refresh) -> Result<T, RefreshError> + Send + 'static,
-    ) -> Result<T, Refusal> {
-        let path: PathBuf = self.settings.state.join(REFRESH_FILE);
-        let done = tokio::task::spawn_blocking(move || Refresh::edit(&path, change)).await;
-        match done {
-            Ok(Ok(value)) => Ok(value),
-            Ok(Err(error)) => {
-                tracing::warn!(error = %error, "refresh tokens cannot be kept");
-                Err(Refusal::Internal)
-            }
-            Err(_) => Err(Refusal::Internal),
-        }
     }
 }

@@ -1,5 +1,5 @@
 //! Refresh tokens: rotating, each family bound to one client and one user's sign-in (RFC 9700 section 4.14). Kept as
-//! hashes in a file, so that a restart signs nobody out.
+//! hashes in a file or in the store, so that a restart signs nobody out.
 //!
 //! A token is `<family>.<secret>`. The newest secret of a family is good; the one before it stays good for a moment,
 //! without a further one, for a client that runs twice or lost the answer. Any other secret of a family is one that was
@@ -22,9 +22,9 @@ use crate::{
 };
 
 /// Families at most; over that the ones that rested longest end.
-const FAMILIES_MAX: usize = 10_000;
+pub const FAMILIES_MAX: usize = 10_000;
 /// The same of one user.
-const FAMILIES_PER_USER: usize = 64;
+pub const FAMILIES_PER_USER: usize = 64;
 /// Rest after which a family ends, in seconds.
 const IDLE_SECONDS: u64 = 14 * 86_400;
 /// After so long the user signs in again, in seconds.
@@ -43,24 +43,65 @@ pub enum RefreshError {
     Random(#[from] NoRandom),
 }
 
+/// The refresh tokens of one sign-in.
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Family {
-    id: String,
+pub struct Family {
+    /// Its name, with which each of its tokens begins.
+    pub id: String,
     wish: Wish,
+    /// The stable id of the user.
     #[serde(deserialize_with = "spelled_as_guid")]
-    user: String,
+    pub user: String,
     generation: u64,
     signed_in: u64,
-    rotated: u64,
+    /// When its newest token was made, in seconds since 1970.
+    pub rotated: u64,
     hash: String,
     /// Of the secret before.
     before: Option<String>,
 }
 
 impl Family {
-    fn is_over(&self, now: u64) -> bool {
-        now >= self.rotated + IDLE_SECONDS || now >= self.signed_in + LIFE_SECONDS
+    /// A family with its first token.
+    pub fn begin(id: &str, wish: Wish, consent: &Consent, now: u64) -> Result<(Self, String), NoRandom> {
+        let secret = random_code()?;
+        let family = Self {
+            id: id.to_owned(),
+            wish,
+            user: consent.user.clone(),
+            generation: consent.generation,
+            signed_in: consent.at,
+            rotated: now,
+            hash: hashed(&secret),
+            before: None,
+        };
+        Ok((family, format!("{id}.{secret}")))
+    }
+
+    /// When it ends unless it is used before, in seconds since 1970.
+    pub fn ends(&self) -> u64 {
+        (self.rotated + IDLE_SECONDS).min(self.signed_in + LIFE_SECONDS)
+    }
+
+    /// Uses a secret of `client`. `None`: it is no good, and the family ends.
+    pub fn rotate(&mut self, secret: &str, client: &str, now: u64) -> Result<Option<Refreshed>, NoRandom> {
+        let shown = hashed(secret);
+        let same = |kept: &str| verify_slices_are_equal(kept.as_bytes(), shown.as_bytes()).is_ok();
+        let newest = same(&self.hash);
+        let overlaps = self.before.as_deref().is_some_and(same) && now < self.rotated + OVERLAP_SECONDS;
+        if now >= self.ends() || self.wish.client != client || !(newest || overlaps) {
+            return Ok(None);
+        }
+        let mut next = None;
+        if newest {
+            let secret = random_code()?;
+            self.before = Some(std::mem::replace(&mut self.hash, hashed(&secret)));
+            self.rotated = now;
+            next = Some(format!("{}.{secret}", self.id));
+        }
+        let consent = Consent { user: self.user.clone(), generation: self.generation, at: self.signed_in };
+        Ok(Some(Refreshed { wish: self.wish.clone(), consent, next }))
     }
 }
 
@@ -78,10 +119,15 @@ pub struct Refreshed {
 #[derive(Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Refresh {
-    families: Vec<Family>,
+    pub(super) families: Vec<Family>,
 }
 
 impl Refresh {
+    /// Reads a file without changing it; one that is not there has none.
+    pub fn read(path: &Path) -> Result<Self, FileError> {
+        if path.exists() { files::parse_json(path, &files::read(path)?) } else { Ok(Self::default()) }
+    }
+
     /// Changes the families of `path` under a lock.
     pub fn edit<T>(path: &Path, change: impl FnOnce(&mut Self) -> Result<T, RefreshError>) -> Result<T, RefreshError> {
         files::edit(path, files::parse_json, change)
@@ -89,21 +135,12 @@ impl Refresh {
 
     /// Begins a family and returns its first token.
     pub fn begin(&mut self, family: &str, wish: Wish, consent: &Consent, now: u64) -> Result<String, RefreshError> {
-        self.families.retain(|family| !family.is_over(now));
+        self.families.retain(|family| now < family.ends());
         self.make_room(|family| family.user == consent.user, FAMILIES_PER_USER);
         self.make_room(|_| true, FAMILIES_MAX);
-        let secret = random_code()?;
-        self.families.push(Family {
-            id: family.to_owned(),
-            wish,
-            user: consent.user.clone(),
-            generation: consent.generation,
-            signed_in: consent.at,
-            rotated: now,
-            hash: hashed(&secret),
-            before: None,
-        });
-        Ok(format!("{family}.{secret}"))
+        let (family, token) = Family::begin(family, wish, consent, now)?;
+        self.families.push(family);
+        Ok(token)
     }
 
     fn make_room(&mut self, among: impl Fn(&Family) -> bool, limit: usize) {
@@ -118,24 +155,11 @@ impl Refresh {
     pub fn rotate(&mut self, token: &str, client: &str, now: u64) -> Result<Option<Refreshed>, RefreshError> {
         let Some((id, secret)) = token.split_once('.') else { return Ok(None) };
         let Some(at) = self.families.iter().position(|family| family.id == id) else { return Ok(None) };
-        let family = &mut self.families[at];
-        let shown = hashed(secret);
-        let same = |kept: &str| verify_slices_are_equal(kept.as_bytes(), shown.as_bytes()).is_ok();
-        let newest = same(&family.hash);
-        let overlaps = family.before.as_deref().is_some_and(same) && now < family.rotated + OVERLAP_SECONDS;
-        if family.is_over(now) || family.wish.client != client || !(newest || overlaps) {
+        let refreshed = self.families[at].rotate(secret, client, now)?;
+        if refreshed.is_none() {
             self.families.remove(at);
-            return Ok(None);
         }
-        let mut next = None;
-        if newest {
-            let secret = random_code()?;
-            family.before = Some(std::mem::replace(&mut family.hash, hashed(&secret)));
-            family.rotated = now;
-            next = Some(format!("{id}.{secret}"));
-        }
-        let consent = Consent { user: family.user.clone(), generation: family.generation, at: family.signed_in };
-        Ok(Some(Refreshed { wish: family.wish.clone(), consent, next }))
+        Ok(refreshed)
     }
 
     /// Ends a family, by its id or one of its tokens.

@@ -10,6 +10,9 @@ use serde_json::{Value, json};
 /// How long a client may keep the key set and the discovery document, in seconds.
 const DOCUMENT_SECONDS: u32 = 60;
 
+/// When a client is told to try again while the store does not answer, in seconds.
+const AWAY_SECONDS: u64 = 5;
+
 /// What a sign-in yields.
 pub struct Minted {
     pub token: String,
@@ -57,6 +60,8 @@ pub enum Refusal {
     Target,
     /// Too many failures, or too many sign-ins at once.
     TryLater(&'static str, Duration),
+    /// What has to be known or kept for a sign-in cannot be asked or written now.
+    Away,
     /// We could not sign.
     Internal,
 }
@@ -116,6 +121,11 @@ impl Refusal {
                 "the audience must be the gateway's URL or towline:cluster:/subscriptions/<s>/resourcegroups/<g>/providers/microsoft.kubernetes/connectedclusters/<name>",
             ),
             Self::TryLater(why, _) => (StatusCode::TOO_MANY_REQUESTS, "temporarily_unavailable", (*why).into()),
+            Self::Away => (
+                StatusCode::SERVICE_UNAVAILABLE,
+                "temporarily_unavailable",
+                "the store of sign-ins does not answer: try again in a moment".into(),
+            ),
             Self::Internal => (StatusCode::INTERNAL_SERVER_ERROR, "server_error", "the issuer could not sign".into()),
         }
     }
@@ -149,6 +159,9 @@ pub fn refusal(refusal: &Refusal) -> Response<Full<Bytes>> {
     match refusal {
         Refusal::TryLater(_, after) => {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(after.as_secs().max(1)));
+        }
+        Refusal::Away => {
+            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(AWAY_SECONDS));
         }
         Refusal::Client { basic: true, .. } => {
             let scheme = HeaderValue::from_static("Basic realm=\"towline\", charset=\"UTF-8\"");

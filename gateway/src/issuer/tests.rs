@@ -3,8 +3,11 @@ use http_body_util::BodyExt;
 use serde_json::Value;
 
 use super::*;
+use crate::store::Store;
 
+#[path = "tests/clients.rs"]
 mod clients;
+#[path = "tests/pages.rs"]
 mod pages;
 
 const CLUSTER: &str = "/subscriptions/s/resourceGroups/G/providers/Microsoft.Kubernetes/connectedClusters/Edge";
@@ -16,21 +19,56 @@ struct Fixture {
     dir: tempfile::TempDir,
 }
 
-fn fixture() -> Fixture {
+/// The same tests run over a folder and over a store that several gateways share.
+fn is_shared() -> bool {
+    module_path!().contains("on_a_store")
+}
+
+/// Another issuer on what `dir` has, as another gateway opens it.
+async fn open(dir: &Path) -> Issuer {
+    let settings = settings(dir);
+    if !is_shared() {
+        return Issuer::open(settings).unwrap();
+    }
+    let store = Store::open_file(&dir.join("towline.db")).await.unwrap();
+    let protector = Protector::open_or_create(&dir.join("store.key")).unwrap();
+    Issuer::open_shared(settings, Vault::new(store, Arc::new(protector)), false, TTL_DEFAULT).await.unwrap()
+}
+
+async fn fixture() -> Fixture {
     let dir = tempfile::tempdir().unwrap();
-    let users = dir.path().join(USERS_FILE);
-    Users::edit(&users, |users| users.put("ann", &["ops".to_owned()], "secret").map(|_| ())).unwrap();
-    let issuer = Issuer::open(IssuerSettings {
+    let f = Fixture { issuer: open(dir.path()).await, dir };
+    f.edit_users(|users| users.put("ann", &["ops".to_owned()], "secret").map(|_| ())).await.unwrap();
+    f
+}
+
+impl Fixture {
+    async fn edit_users<T: Send + 'static>(
+        &self,
+        change: impl FnOnce(&mut Users) -> Result<T, UsersError> + Send + 'static,
+    ) -> Result<T, UsersError> {
+        let done = self.issuer.documents.edit_users(change).await;
+        self.issuer.state.follow().await.unwrap();
+        done
+    }
+
+    async fn rotate_key(&self) -> Keys {
+        let keys = self.issuer.documents.rotate_key().await.unwrap();
+        self.issuer.state.follow().await.unwrap();
+        keys
+    }
+}
+
+fn settings(dir: &Path) -> IssuerSettings {
+    IssuerSettings {
         url: "https://gw.example/.towline/issuer".to_owned(),
-        state: dir.path().to_owned(),
+        state: dir.to_owned(),
         ttl: TTL_DEFAULT,
         tenant: TENANT.to_owned(),
         api_audience: "https://gw.example/".to_owned(),
         audiences: vec![],
         clients: vec![],
-    })
-    .unwrap();
-    Fixture { issuer, dir }
+    }
 }
 
 async fn send(issuer: &Issuer, method: Method, path: &str, body: &str) -> (StatusCode, Value) {
@@ -59,7 +97,7 @@ fn claims(answer: &Value) -> Value {
 
 #[tokio::test]
 async fn discovery_names_the_issuer_and_its_keys() {
-    let f = fixture();
+    let f = fixture().await;
     let (status, document) =
         send(&f.issuer, Method::GET, "/.towline/issuer/.well-known/openid-configuration", "").await;
     assert_eq!(status, 200);
@@ -74,7 +112,7 @@ async fn discovery_names_the_issuer_and_its_keys() {
 
 #[tokio::test]
 async fn a_token_is_for_one_cluster_and_one_user() {
-    let f = fixture();
+    let f = fixture().await;
     let (status, answer) = token(&f.issuer, "ann", "secret", "").await;
     assert_eq!(status, 200, "{answer}");
     assert_eq!(answer["token_type"], "Bearer");
@@ -95,11 +133,11 @@ async fn a_token_is_for_one_cluster_and_one_user() {
 
 #[tokio::test]
 async fn refusals_are_those_of_rfc_6749_and_do_not_tell_who_exists() {
-    let f = fixture();
+    let f = fixture().await;
     let wrong = token(&f.issuer, "ann", "x", "").await;
     assert_eq!((wrong.0.as_u16(), &wrong.1["error"]), (400, &Value::from("invalid_grant")));
     assert_eq!(token(&f.issuer, "bob", "x", "").await, wrong);
-    Users::edit(&f.dir.path().join(USERS_FILE), |users| users.set_disabled("ann", true)).unwrap();
+    f.edit_users(|users| users.set_disabled("ann", true)).await.unwrap();
     assert_eq!(token(&f.issuer, "ann", "secret", "").await, wrong, "disabled users look the same");
     for (form, error) in [
         ("", "invalid_request"),
@@ -119,7 +157,7 @@ async fn refusals_are_those_of_rfc_6749_and_do_not_tell_who_exists() {
 
 #[tokio::test]
 async fn guessing_a_password_is_slowed_down() {
-    let f = fixture();
+    let f = fixture().await;
     for _ in 0..10 {
         assert_eq!(token(&f.issuer, "ann", "x", "").await.0, 400);
     }
@@ -130,7 +168,7 @@ async fn guessing_a_password_is_slowed_down() {
 /// All places for waiting were one address's: nobody else could sign in while it guessed.
 #[tokio::test]
 async fn who_guesses_passwords_keeps_nobody_else_from_signing_in() {
-    let f = fixture();
+    let f = fixture().await;
     let guesser = IpAddr::from([192, 0, 2, 1]);
     let guesses = (0..300).map(|n| f.issuer.sign_in(guesser, format!("user{n}"), "x".to_owned().into()));
     let guesses = futures_util::future::join_all(guesses);
@@ -141,14 +179,14 @@ async fn who_guesses_passwords_keeps_nobody_else_from_signing_in() {
 
 #[tokio::test]
 async fn a_rotated_key_signs_the_next_token_and_the_old_one_stays_published() {
-    let f = fixture();
+    let f = fixture().await;
     let kid = |answer: &Value| {
         let header = answer["access_token"].as_str().unwrap().split('.').next().unwrap().to_owned();
         let header: Value = serde_json::from_slice(&BASE64.decode(header).unwrap()).unwrap();
         header["kid"].as_str().unwrap().to_owned()
     };
     let before = kid(&token(&f.issuer, "ann", "secret", "").await.1);
-    let rotated = Keys::rotate(&f.dir.path().join(KEYS_FILE)).unwrap();
+    let rotated = f.rotate_key().await;
     let after = kid(&token(&f.issuer, "ann", "secret", "").await.1);
     assert_ne!(before, after);
     assert_eq!(after, rotated.newest());
@@ -160,8 +198,8 @@ async fn a_rotated_key_signs_the_next_token_and_the_old_one_stays_published() {
 #[tokio::test]
 async fn its_replaced_and_revoked_keys_end_at_verifiers() {
     use auth::token::{Fetch, Issuer as Trusted, RawIssuer, TokenError, Verifier, testing::MemoryFetch};
-    let f = fixture();
-    let (keys, url) = (f.dir.path().join(KEYS_FILE), f.issuer.settings().url.clone());
+    let f = fixture().await;
+    let url = f.issuer.settings().url.clone();
     let pinned = f.dir.path().join("pinned.json");
     std::fs::write(&pinned, f.issuer.pinned_keys().to_string()).unwrap();
     let audience = CLUSTER.parse::<ClusterId>().unwrap().audience();
@@ -178,8 +216,8 @@ async fn its_replaced_and_revoked_keys_end_at_verifiers() {
         Verifier::with_fetch(vec![Trusted::try_from(raw).unwrap()], &dynamic)
     };
     let first = mint().await;
-    let old = Keys::load(&keys).unwrap();
-    Keys::rotate(&keys).unwrap();
+    let old = f.issuer.documents.keys().await.unwrap();
+    f.rotate_key().await;
     let verifier = read();
     let now = std::time::SystemTime::now();
     verifier.probe().await;
@@ -191,7 +229,8 @@ async fn its_replaced_and_revoked_keys_end_at_verifiers() {
     long["exp"] = (long["iat"].as_u64().unwrap() + TTL_LONGEST.as_secs() + 3600).into();
     let long = old.sign("JWT", long.to_string().as_bytes()).unwrap();
     assert_eq!(verifier.verify(&long, &audience, now).await.unwrap_err(), TokenError::RetiredKey);
-    Keys::revoke(&keys, old.newest()).unwrap();
+    f.issuer.documents.revoke_key(old.newest()).await.unwrap();
+    f.issuer.state.follow().await.unwrap();
     let verifier = read();
     verifier.probe().await;
     assert_eq!(verifier.verify(&first, &audience, now).await.unwrap_err(), TokenError::UnknownKey);
@@ -201,7 +240,7 @@ async fn its_replaced_and_revoked_keys_end_at_verifiers() {
 #[tokio::test]
 async fn its_tokens_verify_against_pinned_keys_and_through_rotations() {
     use auth::token::{Fetch, Issuer as Trusted, RawIssuer, Verifier, testing::MemoryFetch};
-    let f = fixture();
+    let f = fixture().await;
     let url = f.issuer.settings().url.clone();
     let pinned = f.dir.path().join("pinned.json");
     std::fs::write(&pinned, f.issuer.key_set().to_string()).unwrap();
@@ -217,10 +256,10 @@ async fn its_tokens_verify_against_pinned_keys_and_through_rotations() {
     let now = std::time::SystemTime::now();
     for rotations in [0, 2] {
         for _ in 0..rotations {
-            Keys::rotate(&f.dir.path().join(KEYS_FILE)).unwrap();
+            f.rotate_key().await;
         }
         // Opened anew: when a running one looks at its files is another test's matter.
-        let issuer = Issuer::open(f.issuer.settings().clone()).unwrap();
+        let issuer = open(f.dir.path()).await;
         for path in ["/.well-known/openid-configuration", "/keys"] {
             let (_, document) = send(&issuer, Method::GET, path, "").await;
             fetch.put(&format!("{url}{path}"), Ok(document.to_string().as_bytes()));
@@ -229,7 +268,7 @@ async fn its_tokens_verify_against_pinned_keys_and_through_rotations() {
         let identity = verifier.verify(answer["access_token"].as_str().unwrap(), &audience, now).await.unwrap();
         assert_eq!((identity.username.as_str(), &identity.groups[..]), ("ann", &["ops".to_owned()][..]));
     }
-    let stranger = fixture();
+    let stranger = fixture().await;
     let (_, answer) = token(&stranger.issuer, "ann", "secret", "").await;
     assert!(verifier.verify(answer["access_token"].as_str().unwrap(), &audience, now).await.is_err());
 }

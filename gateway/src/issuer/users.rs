@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     Issuer, KEYS_FILE,
+    documents::KeptError,
     keys::{Keys, KeysError},
 };
 use crate::{
@@ -36,6 +37,9 @@ pub enum UsersError {
     /// The users' file cannot be read, parsed or written.
     #[error(transparent)]
     File(#[from] FileError),
+    /// The store that has them.
+    #[error(transparent)]
+    Kept(#[from] KeptError),
     /// The keys that are made before the first user.
     #[error(transparent)]
     Keys(#[from] KeysError),

@@ -5,11 +5,8 @@ use anyhow::Context;
 use clap::Subcommand;
 use serde_json::Value;
 
-use super::user_command::as_its_owner;
-use crate::{
-    config::Config,
-    issuer::{KEYS_FILE, Keys},
-};
+use super::user_command::may_change;
+use crate::{config::Config, issuer_state};
 
 /// What to do.
 #[derive(Subcommand)]
@@ -32,16 +29,17 @@ pub enum IssuerAction {
 ///
 /// # Errors
 /// A gateway without an issuer of its own, an unknown key, a file that cannot be read or written.
-pub fn run(config: &Config, action: &IssuerAction) -> anyhow::Result<Value> {
+pub async fn run(config: &Config, action: &IssuerAction) -> anyhow::Result<Value> {
     let issuer = config.issuer.as_ref().context(
         "this gateway has no issuer of its own ([issuer] in the configuration): change the keys at the issuer that it trusts",
     )?;
-    as_its_owner(&issuer.state_dir)?;
-    let file = issuer.state_dir.join(KEYS_FILE);
+    may_change(config, issuer)?;
+    let documents = issuer_state::documents(config, issuer).await?;
     let keys = match action {
-        IssuerAction::Keys => Keys::load(&file)?,
-        IssuerAction::RotateKey => Keys::rotate(&file)?,
-        IssuerAction::RevokeKey { kid } => Keys::revoke(&file, kid)?,
+        IssuerAction::Keys => documents.keys().await,
+        IssuerAction::RotateKey => documents.rotate_key().await,
+        IssuerAction::RevokeKey { kid } => documents.revoke_key(kid).await,
     };
-    Ok(keys.told())
+    documents.close().await;
+    Ok(keys?.told())
 }

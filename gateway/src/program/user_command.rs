@@ -12,9 +12,9 @@ use clap::Subcommand;
 use serde_json::{Value, json};
 
 use crate::{
-    config::Config,
-    issuer::{USERS_FILE, User, Users, users::generate_password},
-    owners,
+    config::{Config, issuer::BuiltInIssuer},
+    issuer::{Documents, User, Users, users::generate_password},
+    issuer_state, owners,
 };
 
 /// A line that is longer is no password.
@@ -58,45 +58,54 @@ pub enum UserAction {
 ///
 /// # Errors
 /// A gateway without an issuer of its own, an unknown user, a file that cannot be read or written.
-pub fn run(config: &Config, action: UserAction) -> anyhow::Result<Value> {
+pub async fn run(config: &Config, action: UserAction) -> anyhow::Result<Value> {
     let issuer = config.issuer.as_ref().context(
         "this gateway has no issuer of its own ([issuer] in the configuration): users are made at the issuer that it trusts",
     )?;
-    as_its_owner(&issuer.state_dir)?;
-    let file = issuer.state_dir.join(USERS_FILE);
-    let set_disabled = |name: &str, disabled: bool| {
-        Users::edit(&file, |users| {
-            users.set_disabled(name, disabled)?;
-            Ok(users.find(name).map(shown).unwrap_or_default())
-        })
+    may_change(config, issuer)?;
+    if let UserAction::Disable { name } | UserAction::Remove { name } = &action {
+        owners::user_may_go(config, name, std::time::SystemTime::now()).await?;
+    }
+    let documents = issuer_state::documents(config, issuer).await?;
+    let done = changed(&documents, action).await;
+    documents.close().await;
+    done
+}
+
+/// Files are replaced by those of whoever runs a command, and the gateway could not read another's; in a store nothing is
+/// anybody's.
+///
+/// # Errors
+/// When the files are another user's.
+pub fn may_change(config: &Config, issuer: &BuiltInIssuer) -> anyhow::Result<()> {
+    if issuer_state::shared(config).is_some() { Ok(()) } else { as_its_owner(&issuer.state_dir) }
+}
+
+async fn changed(documents: &Documents, action: UserAction) -> anyhow::Result<Value> {
+    let set_disabled = async |name: String, disabled: bool| {
+        let set = move |users: &mut Users| {
+            users.set_disabled(&name, disabled)?;
+            Ok(users.find(&name).map(shown).unwrap_or_default())
+        };
+        documents.edit_users(set).await
     };
     match action {
         UserAction::Add { name, groups, password_file } => {
             let given = password_file.as_deref().map(password).transpose()?;
             let made = if given.is_none() { Some(generate_password()?) } else { None };
             let password = given.or(made.clone()).unwrap_or_default();
-            let mut answer = Users::edit(&file, |users| users.put(&name, &groups, &password).map(shown))?;
+            let put = move |users: &mut Users| users.put(&name, &groups, &password).map(shown);
+            let mut answer = documents.edit_users(put).await?;
             if let Some(made) = made {
                 answer["password"] = made.into();
             }
             Ok(answer)
         }
-        UserAction::List => Ok(Users::edit(&file, |users| Ok(users.iter().map(shown).collect::<Vec<_>>()))?.into()),
-        UserAction::Disable { name } => {
-            may_go(config, &name)?;
-            Ok(set_disabled(&name, true)?)
-        }
-        UserAction::Enable { name } => Ok(set_disabled(&name, false)?),
-        UserAction::Remove { name } => {
-            may_go(config, &name)?;
-            Ok(shown(&Users::edit(&file, |users| users.remove(&name))?))
-        }
+        UserAction::List => Ok(documents.users().await?.iter().map(shown).collect::<Vec<_>>().into()),
+        UserAction::Disable { name } => Ok(set_disabled(name, true).await?),
+        UserAction::Enable { name } => Ok(set_disabled(name, false).await?),
+        UserAction::Remove { name } => Ok(shown(&documents.edit_users(move |users| users.remove(&name)).await?)),
     }
-}
-
-/// The last owner stays.
-fn may_go(config: &Config, name: &str) -> anyhow::Result<()> {
-    super::alone(async { Ok(owners::user_may_go(config, name, std::time::SystemTime::now()).await?) })
 }
 
 fn shown(user: &User) -> Value {

@@ -10,6 +10,7 @@ mod changes;
 mod crash;
 mod events;
 mod held;
+mod issuers;
 mod logs;
 mod moving;
 mod operations;
@@ -57,6 +58,7 @@ fn main() -> ExitCode {
         changes::tests(),
         events::tests(),
         held::tests(),
+        issuers::tests(),
         logs::tests(),
         operations::tests(),
         parts::tests(),
@@ -81,7 +83,8 @@ fn main() -> ExitCode {
             })
         })
         .collect();
-    let of_servers = [server::tests(), moving::tests(), replicas::tests()].into_iter().flatten();
+    let of_servers =
+        [server::tests(), moving::tests(), replicas::tests(), issuers::server_tests()].into_iter().flatten();
     let of_servers = of_servers.map(|(name, test)| (name, Arc::new(test), false));
     let figures = replicas::figures().into_iter().map(|(name, test)| (name, Arc::new(test), true));
     let on_both = on_both.into_iter().map(|(name, test)| (name, test, false));

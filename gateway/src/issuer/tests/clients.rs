@@ -19,14 +19,14 @@ struct Client {
 }
 
 impl Fixture {
-    fn client(&self, name: &str, life: Duration) -> Client {
-        let file = self.dir.path().join(PRINCIPALS_FILE);
-        let (made, new) = Principals::edit(&file, |all| all.create(name, life, SystemTime::now())).unwrap();
+    async fn client(&self, name: &'static str, life: Duration) -> Client {
+        let create = move |all: &mut Principals| all.create(name, life, SystemTime::now());
+        let (made, new) = self.issuer.edit_principals(create).await.unwrap();
         Client { made, secret: new.secret.expose_secret().to_owned() }
     }
 
-    fn edit(&self, change: impl FnOnce(&mut Principals) -> Result<(), PrincipalsError>) {
-        Principals::edit(&self.dir.path().join(PRINCIPALS_FILE), change).unwrap();
+    async fn edit(&self, change: impl FnOnce(&mut Principals) -> Result<(), PrincipalsError> + Send + 'static) {
+        self.issuer.edit_principals(change).await.unwrap();
     }
 }
 
@@ -47,8 +47,8 @@ async fn ask(f: &Fixture, client: &Client, secret: &str) -> (StatusCode, Value) 
 
 #[tokio::test]
 async fn a_service_principal_gets_a_token_of_the_shape_that_msal_reads() {
-    let f = fixture();
-    let ci = f.client("ci", DAY);
+    let f = fixture().await;
+    let ci = f.client("ci", DAY).await;
     for (path, audience) in [(place(), API), (place(), "https://GW.example/"), ("/token".to_owned(), API)] {
         let (status, answer) = send(&f.issuer, Method::POST, &path, &form(&ci, &ci.secret, audience)).await;
         assert_eq!(status, 200, "{path} {audience}: {answer}");
@@ -79,7 +79,7 @@ async fn a_service_principal_gets_a_token_of_the_shape_that_msal_reads() {
 /// `az logout` asks for a tenant that has no name yet, and failed.
 #[tokio::test]
 async fn who_knows_no_tenant_yet_finds_this_one() {
-    let f = fixture();
+    let f = fixture().await;
     let place = |tenant: &str| format!("/{tenant}/v2.0/.well-known/openid-configuration");
     let named = send(&f.issuer, Method::GET, &place(TENANT), "").await;
     assert_eq!(named.0, 200);
@@ -93,7 +93,7 @@ async fn who_knows_no_tenant_yet_finds_this_one() {
 /// A connection whose request was not read to its end is closed, and the client's next request met that.
 #[tokio::test]
 async fn a_refused_form_is_taken_in_to_its_end() {
-    let f = fixture();
+    let f = fixture().await;
     for (path, status) in [
         ("/00000000-0000-4000-8000-000000000000/oauth2/v2.0/token", 400),
         ("/.towline/issuer/nothing", 404),
@@ -113,8 +113,8 @@ async fn a_refused_form_is_taken_in_to_its_end() {
 
 #[tokio::test]
 async fn a_client_may_authenticate_by_the_header_of_http() {
-    let f = fixture();
-    let ci = f.client("ci", DAY);
+    let f = fixture().await;
+    let ci = f.client("ci", DAY).await;
     let ask = |secret: &str| {
         let basic = STANDARD.encode(format!("{}:{secret}", ci.made.client_id));
         let request = Request::post(place())
@@ -132,20 +132,22 @@ async fn a_client_may_authenticate_by_the_header_of_http() {
 
 #[tokio::test]
 async fn refusals_of_clients_do_not_tell_which_exist() {
-    let f = fixture();
-    let (ci, other) = (f.client("ci", DAY), f.client("other", DAY));
+    let f = fixture().await;
+    let (ci, other) = (f.client("ci", DAY).await, f.client("other", DAY).await);
     let wrong = ask(&f, &ci, "x").await;
     assert_eq!((wrong.0.as_u16(), &wrong.1["error"]), (401, &Value::from("invalid_client")));
     assert_eq!(ask(&f, &ci, &other.secret).await, wrong, "another one's secret");
-    let nobody =
-        Client { made: Principal { client_id: guid::random().unwrap(), ..ci.made.clone() }, ..f.client("x", DAY) };
+    let nobody = Client {
+        made: Principal { client_id: guid::random().unwrap(), ..ci.made.clone() },
+        ..f.client("x", DAY).await
+    };
     assert_eq!(ask(&f, &nobody, &ci.secret).await, wrong);
-    f.edit(|all| all.set_disabled("ci", true));
+    f.edit(|all| all.set_disabled("ci", true)).await;
     assert_eq!(ask(&f, &ci, &ci.secret).await, wrong, "disabled ones look the same");
-    f.edit(|all| all.delete("other").map(|_| ()));
+    f.edit(|all| all.delete("other").map(|_| ())).await;
     assert_eq!(ask(&f, &other, &other.secret).await, wrong, "and deleted ones");
     assert!(!f.issuer.is_in_force(&ci.made.object_id) && !f.issuer.is_in_force(&other.made.object_id));
-    assert!(f.issuer.is_in_force(&f.client("y", DAY).made.object_id));
+    assert!(f.issuer.is_in_force(&f.client("y", DAY).await.made.object_id));
     let id = &ci.made.client_id;
     for (form, error) in [
         (format!("grant_type=client_credentials&client_id={id}&scope={API}/.default"), "invalid_client"),
@@ -163,8 +165,8 @@ async fn refusals_of_clients_do_not_tell_which_exist() {
 
 #[tokio::test]
 async fn an_expired_secret_is_no_secret_and_its_holder_is_told() {
-    let mut f = fixture();
-    let ci = f.client("ci", DAY);
+    let mut f = fixture().await;
+    let ci = f.client("ci", DAY).await;
     assert_eq!(ask(&f, &ci, &ci.secret).await.0, 200);
     f.issuer.clock = || SystemTime::now() + 2 * DAY;
     let (status, answer) = ask(&f, &ci, &ci.secret).await;
@@ -175,8 +177,8 @@ async fn an_expired_secret_is_no_secret_and_its_holder_is_told() {
 
 #[tokio::test]
 async fn guessing_a_client_secret_is_slowed_down_and_a_hundred_sign_ins_at_once_are_not() {
-    let f = fixture();
-    let (ci, other) = (f.client("ci", DAY), f.client("other", DAY));
+    let f = fixture().await;
+    let (ci, other) = (f.client("ci", DAY).await, f.client("other", DAY).await);
     let all = futures_util::future::join_all((0..100).map(|_| ask(&f, &ci, &ci.secret))).await;
     assert!(all.iter().all(|(status, _)| *status == 200), "{:?}", all.iter().find(|(status, _)| *status != 200));
     for _ in 0..10 {
@@ -189,8 +191,8 @@ async fn guessing_a_client_secret_is_slowed_down_and_a_hundred_sign_ins_at_once_
 
 #[tokio::test]
 async fn another_tenant_is_refused_as_entra_refuses_it() {
-    let f = fixture();
-    let ci = f.client("ci", DAY);
+    let f = fixture().await;
+    let ci = f.client("ci", DAY).await;
     let other = guid::random().unwrap();
     for (method, path) in [
         (Method::GET, format!("/{other}/v2.0/.well-known/openid-configuration")),
@@ -208,7 +210,7 @@ async fn another_tenant_is_refused_as_entra_refuses_it() {
 
 #[tokio::test]
 async fn discovery_of_the_tenant_names_its_own_endpoints_and_the_same_keys() {
-    let f = fixture();
+    let f = fixture().await;
     let path = format!("/{TENANT}/v2.0/.well-known/openid-configuration");
     let (status, document) = send(&f.issuer, Method::GET, &path, "").await;
     assert_eq!(status, 200);
@@ -265,8 +267,8 @@ async fn verifier(f: &Fixture) -> Verifier {
 
 #[tokio::test]
 async fn a_token_for_the_api_is_nothing_at_a_cluster_and_the_other_way_round() {
-    let f = fixture();
-    let (ci, verifier, now) = (f.client("ci", DAY), verifier(&f).await, SystemTime::now());
+    let f = fixture().await;
+    let (ci, verifier, now) = (f.client("ci", DAY).await, verifier(&f).await, SystemTime::now());
     let cluster = format!("towline:cluster:{CLUSTER}");
     let at_cluster = CLUSTER.parse::<ClusterId>().unwrap().audience();
     let user = |audience: &str| format!("grant_type=password&username=ann&password=secret&audience={audience}");
@@ -291,24 +293,29 @@ async fn a_token_for_the_api_is_nothing_at_a_cluster_and_the_other_way_round() {
 /// A user of that name would be the service principal, as far as a cluster can tell.
 #[tokio::test]
 async fn no_local_user_is_called_like_a_service_principal() {
-    let f = fixture();
-    let ci = f.client("ci", DAY);
-    let users = f.dir.path().join(USERS_FILE);
+    let f = fixture().await;
+    let ci = f.client("ci", DAY).await;
     for name in [ci.made.object_id.clone(), ci.made.object_id.to_uppercase()] {
-        let put = Users::edit(&users, |users| users.put(&name, &[], "secret").map(|_| ()));
+        let called = name.clone();
+        let put = f.edit_users(move |users| users.put(&called, &[], "secret").map(|_| ())).await;
         assert!(matches!(put, Err(UsersError::Name(_))), "{name}");
     }
     // As a file from before that rule may have it.
-    let text = std::fs::read_to_string(&users).unwrap().replace("\"ann\"", &format!("{:?}", ci.made.object_id));
-    files::write_private(&users, text.as_bytes()).unwrap();
+    let id = ci.made.object_id.clone();
+    let rename = move |users: &mut Users| {
+        let text = serde_json::to_string(users).unwrap().replace("\"ann\"", &format!("{id:?}"));
+        *users = Users::parse(Path::new("users"), text.as_bytes())?;
+        Ok(())
+    };
+    f.edit_users(rename).await.unwrap();
     let (status, answer) = token(&f.issuer, &ci.made.object_id, "secret", "").await;
     assert_eq!((status.as_u16(), &answer["error"]), (400, &Value::from("invalid_grant")));
 }
 
 #[tokio::test]
 async fn a_secret_is_never_printed() {
-    let f = fixture();
-    let ci = f.client("ci", DAY);
+    let f = fixture().await;
+    let ci = f.client("ci", DAY).await;
     let (_, refused) = ask(&f, &ci, &format!("{}x", ci.secret)).await;
     assert!(!refused.to_string().contains(&ci.secret));
     let (_, twice) = send(&f.issuer, Method::POST, &place(), &format!("{0}&client_secret={0}", ci.secret)).await;

@@ -150,7 +150,7 @@ fn id_claims(answer: &Value) -> Value {
 
 #[tokio::test]
 async fn a_code_is_exchanged_for_tokens_of_the_user() {
-    let f = fixture();
+    let f = fixture().await;
     let mut browser = Browser::new(&f.issuer);
     let page = browser.get(&authorize(&[("login_hint", "\"><script>")])).await;
     assert!(page.text.contains("the towline command") && page.text.contains("https://gw.example"));
@@ -179,7 +179,7 @@ async fn a_code_is_exchanged_for_tokens_of_the_user() {
 /// Newer tokens of a sign-in keep its sessions, and those of another do not.
 #[tokio::test]
 async fn tokens_name_the_sign_in_that_they_came_of_and_not_its_refresh_token() {
-    let f = fixture();
+    let f = fixture().await;
     let mut sids = Vec::new();
     for _ in 0..2 {
         let mut browser = Browser::new(&f.issuer);
@@ -201,7 +201,7 @@ const FAMILY: usize = 43;
 
 #[tokio::test]
 async fn a_code_is_handed_over_by_a_form_where_the_client_wants_it() {
-    let f = fixture();
+    let f = fixture().await;
     let mut browser = Browser::new(&f.issuer);
     let page = browser.get(&authorize(&[("response_mode", "form_post")])).await;
     let page = browser.allow("/authorize", page.field("flow").unwrap(), "ann", "secret").await;
@@ -216,7 +216,7 @@ async fn a_code_is_handed_over_by_a_form_where_the_client_wants_it() {
 
 #[tokio::test]
 async fn attack_open_redirect_goes_nowhere() {
-    let f = fixture();
+    let f = fixture().await;
     for more in [
         ("redirect_uri", "https://evil.example/"),
         ("redirect_uri", "http://127.0.0.1@evil.example/"),
@@ -235,7 +235,7 @@ async fn attack_open_redirect_goes_nowhere() {
 
 #[tokio::test]
 async fn attack_pkce_downgrade_is_refused() {
-    let f = fixture();
+    let f = fixture().await;
     for more in [
         &[("code_challenge_method", "plain")][..],
         &[("code_challenge_method", "")],
@@ -271,7 +271,7 @@ async fn attack_pkce_downgrade_is_refused() {
 
 #[tokio::test]
 async fn attack_code_replay_ends_what_came_of_the_code() {
-    let f = fixture();
+    let f = fixture().await;
     let code = code(&mut Browser::new(&f.issuer)).await;
     let tokens = redeem(&f, &code, &[]).await;
     let next = refresh(&f, &tokens["refresh_token"], &[]).await;
@@ -282,7 +282,7 @@ async fn attack_code_replay_ends_what_came_of_the_code() {
 
 #[tokio::test]
 async fn attack_a_form_of_another_browser_is_nothing() {
-    let f = fixture();
+    let f = fixture().await;
     let (mut victim, mut attacker) = (Browser::new(&f.issuer), Browser::new(&f.issuer));
     let page = attacker.get(&authorize(&[])).await;
     let flow = page.field("flow").unwrap();
@@ -298,7 +298,7 @@ async fn attack_a_form_of_another_browser_is_nothing() {
 
 #[tokio::test]
 async fn attack_guessing_on_the_pages_is_slowed_down() {
-    let f = fixture();
+    let f = fixture().await;
     let mut browser = Browser::new(&f.issuer);
     let flow = browser.get("/device").await.field("flow").unwrap().to_owned();
     for n in 0..12 {
@@ -314,7 +314,7 @@ async fn attack_guessing_on_the_pages_is_slowed_down() {
 
 #[tokio::test]
 async fn attack_a_flood_of_made_up_refresh_tokens_is_slowed_down() {
-    let f = fixture();
+    let f = fixture().await;
     let mut last = Value::Null;
     for n in 0..=100 {
         last = refresh(&f, &Value::from(format!("{n:043}.x")), &[]).await["error"].clone();
@@ -325,7 +325,7 @@ async fn attack_a_flood_of_made_up_refresh_tokens_is_slowed_down() {
 /// What a client says comes back in the page's form, which must not be too long then.
 #[tokio::test]
 async fn a_long_request_of_a_client_comes_back_whole() {
-    let f = fixture();
+    let f = fixture().await;
     let mut browser = Browser::new(&f.issuer);
     let state = "\u{1}\"".repeat(600);
     let page = browser.get(&authorize(&[("state", &state)])).await;
@@ -336,7 +336,7 @@ async fn a_long_request_of_a_client_comes_back_whole() {
 
 #[tokio::test]
 async fn a_device_signs_in_by_a_page_on_another_machine() {
-    let mut f = fixture();
+    let mut f = fixture().await;
     f.issuer.clock = || SystemTime::UNIX_EPOCH + Duration::from_secs(2_000_000_000);
     let mut device = Browser::new(&f.issuer);
     let scope = ("scope", "openid offline_access https://gw.example/.default");
@@ -372,21 +372,20 @@ async fn a_device_signs_in_by_a_page_on_another_machine() {
 
 #[tokio::test]
 async fn a_disabled_user_and_a_new_password_end_what_was_signed_in_before() {
-    let f = fixture();
-    let users = f.dir.path().join(USERS_FILE);
+    let f = fixture().await;
     let mut browser = Browser::new(&f.issuer);
     let first = redeem(&f, &code(&mut browser).await, &[]).await;
     let second = redeem(&f, &code(&mut browser).await, &[]).await;
     let waiting = code(&mut browser).await;
-    Users::edit(&users, |users| users.set_disabled("ann", true)).unwrap();
+    f.edit_users(|users| users.set_disabled("ann", true)).await.unwrap();
     assert_eq!(refresh(&f, &first["refresh_token"], &[]).await["error"], "invalid_grant");
-    Users::edit(&users, |users| users.set_disabled("ann", false)).unwrap();
+    f.edit_users(|users| users.set_disabled("ann", false)).await.unwrap();
     for token in [&first["refresh_token"], &second["refresh_token"]] {
         assert_eq!(refresh(&f, token, &[]).await["error"], "invalid_grant", "enabled again is no sign-in");
     }
     assert_eq!(redeem(&f, &waiting, &[]).await["error"], "invalid_grant");
     let third = redeem(&f, &code(&mut browser).await, &[]).await;
     assert_eq!(refresh(&f, &third["refresh_token"], &[("client_id_", "x")]).await["token_type"], "Bearer");
-    Users::edit(&users, |users| users.put("ann", &[], "secret").map(|_| ())).unwrap();
+    f.edit_users(|users| users.put("ann", &[], "secret").map(|_| ())).await.unwrap();
     assert_eq!(refresh(&f, &third["refresh_token"], &[]).await["error"], "invalid_grant");
 }
