@@ -94,6 +94,8 @@ struct Way {
     /// Taken from one side and not yet by the other.
     chunk: Bytes,
     over: bool,
+    /// Over because the source finished, not because the sink takes no more.
+    whole: bool,
 }
 
 /// Which side broke a request off, and how.
@@ -123,7 +125,7 @@ impl Way {
                 Poll::Ready(Ok(None)) => {
                     // An end of the sink that came in between is seen by the other direction.
                     let _ = to.finish();
-                    self.over = true;
+                    (self.over, self.whole) = (true, true);
                 }
                 Poll::Ready(Err(error)) => return Poll::Ready(Err(Broken::Source(code(&error)))),
                 Poll::Pending => {
@@ -187,7 +189,7 @@ async fn join(mut a: Stream, mut b: Stream, first: Option<Option<Bytes>>) {
         }
         // Of a direction that waits for its sink nobody asks the source, and a source that has its whole answer has
         // only this to say that it gives up.
-        if down.over && !told {
+        if down.whole && !told {
             match a.send.poll_stopped(cx) {
                 Poll::Ready(StreamError::Reset(code)) => return Poll::Ready(Some(Broken::Source(code))),
                 // Some carriers tell a reset to a writer that has finished as a stop; by itself a reader that has what
