@@ -115,7 +115,7 @@ pub fn enrolled(
     let mut params = CertificateParams::default();
     params.distinguished_name = DistinguishedName::new();
     let csr = encode(params.serialize_request(&own)?.der());
-    let uid = format!("of-a-scripted-cluster-{}", id.key());
+    let uid = format!("of-{:.32}", id.key().hex());
     let signature = key.sign(&enrolment_message(id, challenge, &csr, &uid))?;
     let issued = ask(
         "certificate",
