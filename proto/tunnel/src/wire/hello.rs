@@ -269,7 +269,12 @@ impl Answer {
                     Ok(true)
                 })?;
                 // One says nothing without the other.
-                welcome.replica = name.zip(of).map(|(name, of)| Replica { name, of });
+                welcome.replica = match (name, of) {
+                    (Some(name), Some(of)) => Some(Replica { name, of }),
+                    (None, None) => None,
+                    // Neither says anything without the other.
+                    _ => return Err(WireError::Field("replica")),
+                };
                 Ok(Self::Welcome(welcome))
             }
             REFUSE => {
