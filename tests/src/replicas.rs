@@ -100,6 +100,8 @@ impl Replicas {
                     // As it is after the first start, which has made what all of them share.
                     let folder = this.private.path().join(format!("replica-{number}"));
                     run(Command::new("cp").arg("-r").arg(&first).arg(&folder), Duration::from_secs(30))?.ok()?;
+                    // Records are each one's own.
+                    std::fs::remove_file(folder.join("audit.jsonl"))?;
                     folder
                 }
             };
