@@ -1,6 +1,7 @@
 //! TLS between replicas of the gateway. Both ends show a certificate of role `urn:towline:gateway:<replica>`, which is
 //! one for clients: so it is nothing to an agent or a user that trusts the same authority, wherever a replica shows it.
-//! Whoever dials knows whom it means to reach, and takes no other replica for it.
+//! The replica that dials knows the name of the one that it means to reach, and refuses a certificate with another
+//! name.
 
 use std::{sync::Arc, time::SystemTime};
 
@@ -190,7 +191,7 @@ mod tests {
         Ok(())
     }
 
-    /// A replica that dials `b`, which shows `shown` to who shows `own`.
+    /// One replica dials another, named `b`: it presents the certificate `own`, and the other one presents `shown`.
     fn dial(authority: &Authority, own: &Issued, shown: &Issued) -> Result<(), String> {
         let roots = authority.roots().unwrap();
         let client = client(own.credentials(), &roots, "b").unwrap();

@@ -23,7 +23,8 @@ use crate::{
 
 /// ALPN of the tunnel carriers QUIC and HTTP/2.
 pub const ALPN_TUNNEL: &[u8] = b"towline/1";
-/// ALPN of what replicas of the gateway speak with each other: the tunnel's protocol, opened by whoever dials.
+/// ALPN of what replicas of the gateway speak with each other: the tunnel's protocol, in
+/// which the one that dials opens the streams.
 pub const ALPN_REPLICA: &[u8] = b"towline-hop/1";
 /// ALPN of HTTP/2.
 pub const ALPN_H2: &[u8] = b"h2";

@@ -149,7 +149,7 @@ pub enum IssuerError {
         .note.display()
     )]
     Moved {
-        /// The note.
+        /// The file that notes which store took these files over.
         note: PathBuf,
     },
     /// A store took over the files, and the configuration has another one.

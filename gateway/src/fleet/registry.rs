@@ -241,7 +241,7 @@ impl Registry {
         self.moves.notify_one();
     }
 
-    /// Waits until there are clusters for [`Self::take_moved`]. For one who waits.
+    /// Waits until [`Self::take_moved`] has clusters to give. Only one task may wait.
     pub async fn moves(&self) {
         self.moves.notified().await;
     }
