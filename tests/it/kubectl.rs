@@ -329,7 +329,8 @@ fn discovered(carrier: &'static str, kubectl: &Kubectl, groups: &[String]) -> an
         })
         .with_context(|| output.err.chars().rev().take(2000).collect::<String>().chars().rev().collect::<String>())?;
         ensure!(listed(&output.text()) == groups.len(), "{} groups in {}", listed(&output.text()), output.text());
-        ensure!(!output.err.contains(" 429 ") && !output.err.contains("Too Many Requests"), "{}", output.err);
+        // Not `429` alone: an answer may take that many milliseconds.
+        ensure!(!output.err.contains("Too Many Requests"), "{}", output.err);
     }
     let token = stack.token("admin")?;
     let paths: Vec<String> = groups.iter().map(|group| format!("/apis/{group}/v1")).collect();
