@@ -16,7 +16,7 @@ use anyhow::{Context, ensure};
 use libtest_mimic::Trial;
 use tests::{
     apiserver::{Apiserver, answer},
-    case::{Needs, alone, full},
+    case::{Needs, alone, full, loads},
     cluster::cluster,
     kubectl::pod,
     programs::{eventually, scratch},
@@ -35,19 +35,19 @@ pub fn tests() -> Vec<Trial> {
             move || stalled_reader(carrier),
         ));
         if full() || index == 0 {
-            trials.push(alone(
+            trials.push(loads(
                 format!("load::a_thousand_watches_and_200_execs_at_once::{carrier}"),
                 Needs::Pods,
                 move || watches_and_execs(carrier),
             ));
-            trials.push(alone(
+            trials.push(loads(
                 format!("load::ten_thousand_cancelled_requests::{carrier}"),
                 Needs::Nothing,
                 move || cancelled(carrier),
             ));
         }
         if full() || index == 1 {
-            trials.push(alone(format!("load::chatty_pod_with_logs_follow::{carrier}"), Needs::Pods, move || {
+            trials.push(loads(format!("load::chatty_pod_with_logs_follow::{carrier}"), Needs::Pods, move || {
                 chatty(carrier)
             }));
         }

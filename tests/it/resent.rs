@@ -13,7 +13,7 @@ use anyhow::{Context, ensure};
 use libtest_mimic::Trial;
 use serde_json::json;
 use tests::{
-    case::{Needs, alone},
+    case::{Needs, loads},
     cluster::cluster,
     curl::{Version, ask, curl},
     programs::{Program, eventually, run, scratch},
@@ -21,7 +21,7 @@ use tests::{
 };
 
 pub fn tests() -> Vec<Trial> {
-    vec![alone(
+    vec![loads(
         "resent::writes_survive_goaway_and_restarts_of_three_apiservers",
         Needs::Cluster,
         writes_survive_goaway_and_restarts_of_three_apiservers,

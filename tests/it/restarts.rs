@@ -13,7 +13,7 @@ use anyhow::{Context, ensure};
 use libtest_mimic::Trial;
 use tests::{
     apiserver::{Apiserver, answer},
-    case::{Needs, alone, full},
+    case::{Needs, alone, full, loads},
     programs::{Program, eventually, scratch},
     raw::Answer,
     stack::{CARRIERS, Plan, Stack},
@@ -21,8 +21,8 @@ use tests::{
 
 pub fn tests() -> Vec<Trial> {
     let mut trials = vec![
-        alone("restarts::agent_killed_under_open_requests_on_quic", Needs::Nothing, agent_killed),
-        alone("restarts::drained_with_sigterm_under_load", Needs::Nothing, drained),
+        loads("restarts::agent_killed_under_open_requests_on_quic", Needs::Nothing, agent_killed),
+        loads("restarts::drained_with_sigterm_under_load", Needs::Nothing, drained),
     ];
     for (place, carrier) in CARRIERS.into_iter().enumerate() {
         if full() || place == 0 {
@@ -31,7 +31,7 @@ pub fn tests() -> Vec<Trial> {
         }
         if full() || place == 1 {
             let name = format!("restarts::agents_replaced_one_after_the_other::{carrier}");
-            trials.push(alone(name, Needs::Nothing, move || agents_replaced(carrier)));
+            trials.push(loads(name, Needs::Nothing, move || agents_replaced(carrier)));
         }
     }
     trials

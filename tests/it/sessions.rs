@@ -10,7 +10,7 @@ use std::{
 use anyhow::{Context, ensure};
 use libtest_mimic::Trial;
 use tests::{
-    case::{Needs, alone, case, full},
+    case::{Needs, case, full, loads},
     kubectl::{Kubectl, Protocol, pod},
     programs::eventually,
     stack::{CARRIERS, shared},
@@ -65,7 +65,7 @@ pub fn tests() -> Vec<Trial> {
                     };
                     let title = format!("sessions::{name}::{protocol:?}::{carrier}");
                     trials.push(if name.starts_with("copy") {
-                        alone(title, Needs::Pods, run)
+                        loads(title, Needs::Pods, run)
                     } else {
                         case(title, Needs::Pods, run)
                     });

@@ -43,14 +43,16 @@ enum Manner {
     Waits,
     /// It looks at the whole cluster before and after, because it installs into it: no other may change anything there.
     Installs,
-    /// It loads the machine, or measures what others would slow down: alone.
+    /// It loads the machine, and bears that others slow it down: beside none but those that install.
+    Loads,
+    /// It measures what others would slow down: alone.
     Alone,
 }
 
 impl Manner {
     /// A trial carries it as its kind until it is run.
     fn of(trial: &Trial) -> Self {
-        let all = [Self::Works, Self::Waits, Self::Installs, Self::Alone];
+        let all = [Self::Works, Self::Waits, Self::Installs, Self::Loads, Self::Alone];
         all.into_iter().find(|manner| manner.kind() == trial.kind()).expect("a test of this module")
     }
 
@@ -59,6 +61,7 @@ impl Manner {
             Self::Works => "works",
             Self::Waits => "waits",
             Self::Installs => "installs",
+            Self::Loads => "loads",
             Self::Alone => "alone",
         }
     }
@@ -68,7 +71,7 @@ impl Manner {
         match self {
             Self::Works => WHOLE / 4,
             Self::Waits => WHOLE / 8,
-            Self::Installs | Self::Alone => WHOLE,
+            Self::Installs | Self::Loads | Self::Alone => WHOLE,
         }
     }
 }
@@ -217,8 +220,17 @@ pub fn installs(
     made(name.into(), needs, Manner::Installs, run)
 }
 
-/// A test that needs the machine for itself, because it loads it or because it asserts a bound on time that is
-/// promised in seconds.
+/// A test that loads the machine, and asserts no time that the machine's load could change. It runs beside tests that
+/// install, which wait for their own pods for the most part, and beside no other.
+pub fn loads(
+    name: impl Into<String>,
+    needs: Needs,
+    run: impl FnOnce() -> anyhow::Result<()> + Send + 'static,
+) -> Trial {
+    made(name.into(), needs, Manner::Loads, run)
+}
+
+/// A test that needs the machine for itself, because it asserts a bound on time that is promised in seconds.
 pub fn alone(
     name: impl Into<String>,
     needs: Needs,
@@ -318,13 +330,14 @@ mod tests {
                 case("c", Needs::Nothing, nothing),
                 installs("i", Needs::Nothing, nothing),
                 installs("j", Needs::Nothing, nothing),
+                loads("l", Needs::Nothing, nothing),
                 waits("w", Needs::Nothing, nothing),
             ]
         };
         let names =
             |lane: Lane| -> Vec<String> { lane.of(all()).iter().map(|trial| trial.name().to_owned()).collect() };
-        assert_eq!(names(Lane::All), ["c", "w", "i", "j", "a"]);
-        assert_eq!(names(Lane::Others), ["c", "w", "a"]);
+        assert_eq!(names(Lane::All), ["c", "w", "i", "j", "l", "a"]);
+        assert_eq!(names(Lane::Others), ["c", "w", "l", "a"]);
         assert_eq!(names(Lane::Installs), ["i", "j"]);
         assert!(names(Lane::Sweep).is_empty());
     }
