@@ -5,10 +5,10 @@
 use std::sync::Arc;
 
 use rustls::{
-    CertificateError, ClientConfig, DigitallySignedStruct, Error, RootCertStore, SignatureScheme,
+    CertificateError, ClientConfig, Error, RootCertStore,
     client::{
         WebPkiServerVerifier,
-        danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
+        danger::{ServerCertVerified, ServerCertVerifier},
         verify_server_name,
     },
     server::ParsedCertificate,
@@ -16,7 +16,7 @@ use rustls::{
 use rustls_pki_types::{CertificateDer, ServerName, UnixTime};
 use x509_parser::{parse_x509_certificate, time::ASN1Time};
 
-use crate::{provider::provider, tls::TlsError};
+use crate::{provider::provider, signatures::signatures_by, tls::TlsError};
 
 /// Lets `config` trust what these certificates sign, and each of them as the certificate of a server. A server that
 /// shows one of them needs its key all the same, and the name and the time must be right.
@@ -59,27 +59,7 @@ impl ServerCertVerifier for Anchored {
         }
     }
 
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        cert: &CertificateDer<'_>,
-        dss: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        self.chains.verify_tls12_signature(message, cert, dss)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        cert: &CertificateDer<'_>,
-        dss: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        self.chains.verify_tls13_signature(message, cert, dss)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.chains.supported_verify_schemes()
-    }
+    signatures_by!(chains);
 }
 
 /// What is left to check of a certificate that is trusted by itself: time, purpose and name.

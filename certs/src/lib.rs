@@ -44,6 +44,7 @@ pub mod webhook;
 mod facts;
 mod file;
 mod provider;
+mod signatures;
 mod uri;
 
 pub use authority::{AgentName, Authority, AuthorityError, Issued, Signed};

@@ -5,15 +5,15 @@
 use std::{sync::Arc, time::Duration};
 
 use rustls::{
-    CertificateError, ClientConfig, DigitallySignedStruct, Error, SignatureScheme,
+    CertificateError, ClientConfig, Error,
     client::{
         WebPkiServerVerifier,
-        danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
+        danger::{ServerCertVerified, ServerCertVerifier},
     },
 };
 use rustls_pki_types::{CertificateDer, ServerName, UnixTime};
 
-use crate::{provider::provider, roots::Roots, tls::TlsError};
+use crate::{provider::provider, roots::Roots, signatures::signatures_by, tls::TlsError};
 
 /// By how much an agent's clock may be off.
 pub const SKEW: Duration = Duration::from_secs(25 * 3600);
@@ -63,27 +63,7 @@ impl ServerCertVerifier for Tolerant {
         at(UnixTime::since_unix_epoch(Duration::from_secs(seconds))).map_err(|_| refused)
     }
 
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        cert: &CertificateDer<'_>,
-        dss: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        self.strict.verify_tls12_signature(message, cert, dss)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        cert: &CertificateDer<'_>,
-        dss: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        self.strict.verify_tls13_signature(message, cert, dss)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.strict.supported_verify_schemes()
-    }
+    signatures_by!(strict);
 }
 
 #[cfg(test)]

@@ -5,9 +5,8 @@
 use std::sync::Arc;
 
 use rustls::{
-    ClientConfig, DigitallySignedStruct, DistinguishedName, Error, ServerConfig, SignatureScheme,
-    SupportedProtocolVersion,
-    client::{Resumption, WebPkiServerVerifier, danger::HandshakeSignatureValid},
+    ClientConfig, DistinguishedName, Error, ServerConfig, SupportedProtocolVersion,
+    client::{Resumption, WebPkiServerVerifier},
     pki_types::{CertificateDer, UnixTime},
     server::{
         NoServerSessionStorage, ResolvesServerCert, WebPkiClientVerifier,
@@ -18,7 +17,7 @@ use rustls::{
 
 use crate::{
     credentials::Credentials, facts::authority_facts, provider::provider, roots::Roots,
-    server_certificate::ServerCertificate,
+    server_certificate::ServerCertificate, signatures::signatures_by,
 };
 
 /// ALPN of the tunnel carriers QUIC and HTTP/2.
@@ -80,27 +79,7 @@ impl ClientCertVerifier for Bounded {
         self.0.verify_client_cert(own, intermediates, now)
     }
 
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        own: &CertificateDer<'_>,
-        signed: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        self.0.verify_tls12_signature(message, own, signed)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        own: &CertificateDer<'_>,
-        signed: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        self.0.verify_tls13_signature(message, own, signed)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.0.supported_verify_schemes()
-    }
+    signatures_by!(0);
 }
 
 /// Refuses a client that has another common name than this one, though its certificate holds.
@@ -136,27 +115,7 @@ impl ClientCertVerifier for Named {
         }
     }
 
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        own: &CertificateDer<'_>,
-        signed: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        self.verifier.verify_tls12_signature(message, own, signed)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        own: &CertificateDer<'_>,
-        signed: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        self.verifier.verify_tls13_signature(message, own, signed)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.verifier.supported_verify_schemes()
-    }
+    signatures_by!(verifier);
 }
 
 pub(crate) fn server(

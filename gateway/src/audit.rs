@@ -187,7 +187,7 @@ impl Record {
         self.known().key = Some(key);
     }
 
-    /// The cluster.
+    /// Notes the cluster that was asked for.
     pub fn cluster(&mut self, cluster: &ClusterId) {
         self.known().set(Text::Cluster, cluster.as_str());
     }

@@ -82,7 +82,7 @@ pub enum HopError {
 
 /// What goes onto the stream, and until when one must be open.
 pub struct Request<'a> {
-    /// The cluster.
+    /// The cluster that the request is for.
     pub cluster: &'a ClusterKey,
     /// The request's head, encoded.
     pub head: Bytes,

@@ -72,36 +72,41 @@ const GOODBYE: Duration = Duration::from_secs(2);
 /// A pause after a failed accept (no file descriptors left), so that the loop does not spin.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// Accepts connections until the gateway drains.
-pub async fn accept(core: Arc<Core>, listener: TcpListener) {
+/// The next connection at `listener`, which is for `whom`; none any more once the gateway drains.
+pub async fn next(core: &Core, listener: &TcpListener, whom: &str) -> Option<(TcpStream, SocketAddr)> {
     loop {
         let accepted = tokio::select! {
             biased;
-            () = core.shutdown.draining() => return,
+            () = core.shutdown.draining() => return None,
             accepted = listener.accept() => accepted,
         };
         match accepted {
-            Ok((socket, peer)) => {
-                let peer = canonical(peer);
-                let Some(admission) = core.admissions.connection(peer.ip(), &core.limits()) else {
-                    core.refusals.record(peer, Cause::Connections, "too many connections");
-                    continue;
-                };
-                core.tasks.spawn("connection", {
-                    let core = Arc::clone(&core);
-                    async move {
-                        if let Err(error) = connection(&core, socket, peer, admission).await {
-                            ended(&core, peer, &error);
-                        }
-                    }
-                });
-                core.pace.turn().await;
-            }
+            Ok(accepted) => return Some(accepted),
             Err(error) => {
-                tracing::warn!(%error, "cannot accept a connection");
+                tracing::warn!(%error, whom, "cannot accept a connection");
                 tokio::time::sleep(ACCEPT_PAUSE).await;
             }
         }
+    }
+}
+
+/// Accepts connections until the gateway drains.
+pub async fn accept(core: Arc<Core>, listener: TcpListener) {
+    while let Some((socket, peer)) = next(&core, &listener, "users and agents").await {
+        let peer = canonical(peer);
+        let Some(admission) = core.admissions.connection(peer.ip(), &core.limits()) else {
+            core.refusals.record(peer, Cause::Connections, "too many connections");
+            continue;
+        };
+        core.tasks.spawn("connection", {
+            let core = Arc::clone(&core);
+            async move {
+                if let Err(error) = connection(&core, socket, peer, admission).await {
+                    ended(&core, peer, &error);
+                }
+            }
+        });
+        core.pace.turn().await;
     }
 }
 

@@ -102,7 +102,7 @@ pub fn encode(head: &RequestHead) -> Result<Bytes, Refusal> {
 
 /// Where a stream may go.
 pub struct Ways<'a> {
-    /// The cluster.
+    /// The cluster that the stream is to reach.
     pub cluster: &'a ClusterKey,
     /// Its tunnels here, best first.
     pub tunnels: Vec<Arc<LiveTunnel>>,

@@ -92,7 +92,7 @@ pub struct Renewal {
 /// Tunnels of one cluster at one replica, as a row has them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Held {
-    /// The cluster.
+    /// The cluster whose tunnels these are.
     pub key: ClusterKey,
     /// Tunnels that take users' requests.
     pub users: u16,
