@@ -35,12 +35,12 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- if .Values.autoscaling.enabled }}{{ int .Values.autoscaling.minReplicas }}{{ else }}{{ int .Values.replicas }}{{ end }}
 {{- end }}
 
-{{/* Seconds between the signal to end and the end: those of the drain, and some for what follows it. */}}
+{{/* Seconds until a pod that was told to end is killed: those of the drain, and some for what is before and after it. */}}
 {{- define "gateway.graceSeconds" -}}
 {{- $text := .Values.drainGrace }}
 {{- $number := int (regexFind "^[0-9]+" $text) }}
 {{- $unit := regexFind "[a-z]*$" $text }}
-{{- add 15 (get (dict "ms" (div $number 1000) "s" $number "m" (mul $number 60) "h" (mul $number 3600) "d" (mul $number 86400)) $unit | default 0) }}
+{{- add 18 (get (dict "ms" (div $number 1000) "s" $number "m" (mul $number 60) "h" (mul $number 3600) "d" (mul $number 86400)) $unit | default 0) }}
 {{- end }}
 
 {{- define "gateway.claim" -}}
