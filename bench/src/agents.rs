@@ -49,6 +49,9 @@ pub struct Plan {
     pub carrier: String,
     /// Number of agents.
     pub agents: u32,
+    /// Number of the first of them; others may be another process's.
+    #[serde(default)]
+    pub first: u32,
     /// How many begin to dial in a second.
     pub rate: f64,
 }
@@ -115,7 +118,7 @@ pub async fn main() -> anyhow::Result<()> {
 fn make(plan: &Plan) -> anyhow::Result<Vec<Member>> {
     let authority = Authority::load(&plan.authority).with_context(|| plan.authority.display().to_string())?;
     std::fs::create_dir_all(&plan.dir)?;
-    (0..plan.agents).map(|number| member(plan, &authority, number)).collect()
+    (plan.first..plan.first.saturating_add(plan.agents)).map(|number| member(plan, &authority, number)).collect()
 }
 
 fn member(plan: &Plan, authority: &Authority, number: u32) -> anyhow::Result<Member> {

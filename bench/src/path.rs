@@ -59,6 +59,8 @@ pub enum Kind {
     TowlineWebsocket,
     /// Towline over QUIC.
     TowlineQuic,
+    /// Towline over HTTP/2, with one hop between two gateways.
+    TowlineHop,
 }
 
 impl Kind {
@@ -78,6 +80,7 @@ impl Kind {
             Self::TowlineH2 => "towline-h2",
             Self::TowlineWebsocket => "towline-websocket",
             Self::TowlineQuic => "towline-quic",
+            Self::TowlineHop => "towline-hop",
         }
     }
 
@@ -88,7 +91,7 @@ impl Kind {
 
     /// Whether it is one of ours.
     pub fn is_towline(self) -> bool {
-        matches!(self, Self::TowlineH2 | Self::TowlineWebsocket | Self::TowlineQuic)
+        matches!(self, Self::TowlineH2 | Self::TowlineWebsocket | Self::TowlineQuic | Self::TowlineHop)
     }
 
     /// Whether only a few users are set up for it.
@@ -120,6 +123,7 @@ impl Kind {
             Self::TowlineH2 => "gateway and agent, tunnel over HTTP/2",
             Self::TowlineWebsocket => "gateway and agent, tunnel over WebSocket",
             Self::TowlineQuic => "gateway and agent, tunnel over QUIC",
+            Self::TowlineHop => "two gateways and an agent: one hop between gateways, then a tunnel over HTTP/2",
         }
     }
 }
@@ -174,6 +178,8 @@ pub struct Also {
     pub beside: Option<(String, Option<String>)>,
     /// What each hop uses while a load runs.
     pub ledgers: Vec<Ledger>,
+    /// What gateways share, where there are several.
+    pub database: Option<towline::hop::Database>,
 }
 
 /// What some scenarios need and not every path has.
@@ -234,6 +240,8 @@ impl Running {
         if let Some(agent) = self.also.control {
             agent.stop().await;
         }
+        // Last, as gateways write into it until their end.
+        drop(self.also.database);
     }
 }
 
@@ -265,7 +273,7 @@ impl Bench {
             (Kind::Direct | Kind::NginxChain, Crowd::Agents(_) | Crowd::Control) => Some("it has no agents".to_owned()),
             (Kind::NginxChain, Crowd::Watches(watches)) => nginx::cannot(watches),
             (Kind::MinimalQuic, Crowd::Agents(_)) => None,
-            (kind, crowd) if kind.is_peer() && crowd != Crowd::Few => {
+            (kind, crowd) if (kind.is_peer() || kind == Kind::TowlineHop) && crowd != Crowd::Few => {
                 Some("only a few users are set up for it".to_owned())
             }
             _ => None,
@@ -307,7 +315,7 @@ impl Bench {
             Kind::Rathole => rathole::start(self, upstream).await,
             Kind::Ssh => ssh::start(self, upstream).await,
             Kind::Remotedialer => remotedialer::start(self, upstream),
-            Kind::TowlineH2 | Kind::TowlineWebsocket | Kind::TowlineQuic => {
+            Kind::TowlineH2 | Kind::TowlineWebsocket | Kind::TowlineQuic | Kind::TowlineHop => {
                 towline::start(self, upstream, kind, scene.crowd).await
             }
         }
@@ -337,6 +345,11 @@ impl Bench {
     /// Where users reach a path.
     fn door(&self, kind: Kind) -> String {
         format!("{}:{}", self.link.address(Seat::Outer), kind.port())
+    }
+
+    /// Where users reach the second of two servers of a path.
+    fn door_beside(&self, kind: Kind) -> String {
+        format!("{}:{}", self.link.address(Seat::Outer), kind.port() + 1)
     }
 
     /// Of a path that ends the TLS of its users itself.

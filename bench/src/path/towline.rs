@@ -1,6 +1,7 @@
 //! Gateway and agent as a user runs them: token check at both, impersonation and audit included.
 
 pub mod fleet;
+pub mod hop;
 
 use std::path::{Path, PathBuf};
 
@@ -41,6 +42,9 @@ fn carrier(kind: Kind) -> &'static str {
 
 /// Starts both, with one carrier.
 pub async fn start(bench: &Bench, upstream: &Upstream, kind: Kind, crowd: Crowd) -> anyhow::Result<Running> {
+    if kind == Kind::TowlineHop {
+        return hop::start(bench, upstream).await;
+    }
     if let Crowd::Agents(agents) = crowd {
         return fleet::start(bench, kind, agents).await;
     }
@@ -81,7 +85,7 @@ impl<'a> Begun<'a> {
     async fn new(bench: &'a Bench, kind: Kind, crowd: Crowd) -> anyhow::Result<Self> {
         let carrier = carrier(kind);
         // Of the last repeat: databases and logs begin anew.
-        let state = bench.file(&format!("towline-{carrier}"));
+        let state = bench.file(kind.name());
         let _ = std::fs::remove_dir_all(&state);
         if matches!(crowd, Crowd::Agents(_)) {
             fleet::give_authority(bench, &state)?;
@@ -102,7 +106,7 @@ impl<'a> Begun<'a> {
             }
         }
         let (gateway, line) =
-            Program::start_with_line("gateway", command, &bench.file(&format!("gateway-{carrier}.log"))).await?;
+            Program::start_with_line("gateway", command, &bench.file(&format!("gateway-{}.log", kind.name()))).await?;
         let ready = serde_json::from_str(&line).context("the line that `towline dev` prints")?;
         Ok(Self { bench, carrier, state, gateway, ready })
     }

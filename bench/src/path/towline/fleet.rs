@@ -55,6 +55,7 @@ pub async fn start(bench: &Bench, kind: Kind, agents: u32) -> anyhow::Result<Run
         dir: bench.file("fleet"),
         carrier: carrier.to_owned(),
         agents,
+        first: 0,
         rate: RATE,
     };
     let fleet = Fleet { gateway, plan, words: &["agents"], again: Some((state, 0)), ledger: None };
