@@ -143,6 +143,7 @@ const LEASE_AGE: &str = "gateway_replica_lease_age_seconds";
 const REVISION_LAG: &str = "gateway_replica_revision_lag";
 const CLUSTERS_ELSEWHERE: &str = "gateway_replica_clusters_elsewhere";
 const ADMITS: &str = "gateway_replica_admits";
+const TASKS: &str = "gateway_tasks";
 
 impl Default for Metrics {
     fn default() -> Self {
@@ -177,6 +178,7 @@ impl Metrics {
         describe(OPEN_TUNNELS, "Tunnels that are up, by carrier");
         describe(TUNNELS_OF_VERSION, "Tunnels that are up, by how the version of their agents fits the gateway's");
         describe(BUILD, "1, with the version of the gateway");
+        describe(TASKS, "Tasks that have not ended");
         describe(UPGRADE_CLUSTERS, "Clusters by how far the automatic upgrade of their agents is");
         let build = vec![Label::from_static_parts("version", skew::OWN)];
         recorder.register_gauge(&Key::from_parts(BUILD, build), &METADATA).set(1.0);
@@ -357,6 +359,11 @@ impl Metrics {
 
     /// The Prometheus text.
     pub fn render(&self) -> String {
+        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+            #[expect(clippy::cast_precision_loss, reason = "far fewer than 2^52 tasks")]
+            let tasks = runtime.metrics().num_alive_tasks() as f64;
+            self.recorder.register_gauge(&Key::from_name(TASKS), &METADATA).set(tasks);
+        }
         self.handle.run_upkeep();
         self.handle.render()
     }

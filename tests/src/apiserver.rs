@@ -115,6 +115,11 @@ impl Apiserver {
         self.received.lock().unwrap().iter().filter(|request| !is_review(request)).cloned().collect()
     }
 
+    /// Forgets what arrived so far.
+    pub fn forget(&self) {
+        self.received.lock().unwrap().clear();
+    }
+
     /// The access reviews that arrived so far, as JSON.
     pub fn reviews(&self) -> Vec<serde_json::Value> {
         self.received

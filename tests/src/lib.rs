@@ -15,6 +15,7 @@
 //! | [`registry`] | an OCI registry over TLS with basic authentication, and artifacts pushed to it |
 //! | [`tls`] | a server's certificate, of an authority of its own |
 //! | [`raw`] | raw HTTP/1.1 over TLS, for what client libraries would tidy up |
+//! | [`soak`] | several gateways for hours, whose memory, files, tasks and rows may not grow (`tests/soak`) |
 //! | [`screen`] | a program on a terminal, its keys and its screen |
 //! | [`network`] | network namespaces: firewalls, NAT, black holes |
 //! | [`postgres`] | a PostgreSQL server with TLS and passwords |
@@ -39,5 +40,6 @@ pub mod raw;
 pub mod registry;
 pub mod replicas;
 pub mod screen;
+pub mod soak;
 pub mod stack;
 pub mod tls;

@@ -63,11 +63,20 @@ pub struct Site {
     pub agent: Mutex<Program>,
     /// The agent's configuration file.
     pub config: PathBuf,
+    /// What proves the cluster when it asks for certificates.
+    key: KeyPair,
+    kubeconfig: PathBuf,
+    carrier: String,
 }
 
 impl Replicas {
     /// Starts so many, of which each has the settings `more` beside those that they need.
     pub fn start(name: &str, count: usize, more: &str) -> anyhow::Result<Self> {
+        Self::start_with(name, count, more, str::to_owned)
+    }
+
+    /// The same, where what `init` wrote is changed first.
+    pub fn start_with(name: &str, count: usize, more: &str, edit: impl Fn(&str) -> String) -> anyhow::Result<Self> {
         let dir = scratch(name);
         let private = tempfile::tempdir()?;
         let postgres = Postgres::start(&dir.join("postgres.log"))?;
@@ -91,7 +100,7 @@ impl Replicas {
         let config = first.join("gateway.toml");
         let text = std::fs::read_to_string(&config)?;
         let store = text.lines().find(|line| line.starts_with("store_file")).context("no store_file")?.to_owned();
-        let text = text.replace(&store, "postgres_url_file = \"postgres.url\"");
+        let text = edit(&text.replace(&store, "postgres_url_file = \"postgres.url\""));
         let mut this = Self { dir, front, postgres, made, replicas: Vec::new(), private };
         for number in 0..count {
             let folder = match number {
@@ -137,6 +146,17 @@ impl Replicas {
     /// The authority of their certificates.
     pub fn ca(&self) -> PathBuf {
         self.private.path().join("first/ca/ca.crt")
+    }
+
+    /// The folder of the authority of clusters' certificates.
+    pub fn authority(&self) -> PathBuf {
+        self.private.path().join("first/ca")
+    }
+
+    /// The process of one that runs.
+    pub fn pid(&self, number: usize) -> anyhow::Result<u32> {
+        let replica = &self.replicas[number];
+        Ok(hold(&replica.program).as_ref().with_context(|| format!("{} does not run", replica.name))?.pid())
     }
 
     /// A text of what `init` printed.
@@ -270,13 +290,9 @@ impl Replicas {
         let made = self.call(&front, &owner, "PUT", &format!("{id}?api-version=2024-01-01"), &body)?;
         ensure!(matches!(made.status, 200 | 201), "{}", String::from_utf8_lossy(&made.body));
         let id: ClusterId = id.parse()?;
-        let raw = || Raw::connect(&front, &self.ca(), &[b"http/1.1"]);
-        let (certificate, own) = enrolled(raw, &front, &id, &key)?;
         let folder = self.private.path().join(format!("agent-{name}"));
         std::fs::create_dir(&folder)?;
-        std::fs::write(folder.join("tls.crt"), certificate)?;
-        std::fs::write(folder.join("tls.key"), own)?;
-        private_file(&folder.join("tls.key"))?;
+        self.certify(&folder, &id, &key)?;
         std::fs::copy(self.ca(), folder.join("ca.crt"))?;
         let keys = self.ask(&front, "GET", "/.towline/issuer/keys", "", "")?;
         std::fs::write(folder.join("issuer-keys.json"), &keys.body)?;
@@ -290,17 +306,40 @@ impl Replicas {
                  pinned_keys_file = \"issuer-keys.json\"\n\n[admin]\nlisten = \"127.0.0.1:0\"\n{more}\n"
             ),
         )?;
-        let mut command = Command::new(binary("towline-agent"));
-        command.args(["run", "--carrier", carrier, "--config"]).arg(&config).arg("--kubeconfig").arg(kubeconfig);
-        command.stdout(Stdio::null());
-        let agent = Program::start("towline-agent", command, &self.dir.join(format!("agent-{name}.log")))?;
-        let site = Site { id, agent: Mutex::new(agent), config };
+        let agent = self.agent(name, &config, carrier, kubeconfig)?;
+        let (kubeconfig, carrier) = (kubeconfig.to_owned(), carrier.to_owned());
+        let site = Site { id, agent: Mutex::new(agent), config, key, kubeconfig, carrier };
         let token = self.owner_for(&site.id.audience())?;
         eventually("a request gets through", Duration::from_secs(30), || {
             Ok(self.get(&front, &site, &token, "/version").is_ok_and(|answer| answer.status == 200))
         })
         .with_context(|| format!("agent:\n{}\n{}", hold(&site.agent).tail(), self.tails()))?;
         Ok(site)
+    }
+
+    /// Gives an agent's folder a certificate from whichever replica answers.
+    fn certify(&self, folder: &Path, id: &ClusterId, key: &KeyPair) -> anyhow::Result<()> {
+        let front = self.front.address.to_string();
+        let (certificate, own) = enrolled(|| Raw::connect(&front, &self.ca(), &[b"http/1.1"]), &front, id, key)?;
+        std::fs::write(folder.join("tls.crt"), certificate)?;
+        std::fs::write(folder.join("tls.key"), own)?;
+        private_file(&folder.join("tls.key"))
+    }
+
+    fn agent(&self, name: &str, config: &Path, carrier: &str, kubeconfig: &Path) -> anyhow::Result<Program> {
+        let mut command = Command::new(binary("towline-agent"));
+        command.args(["run", "--carrier", carrier, "--config"]).arg(config).arg("--kubeconfig").arg(kubeconfig);
+        command.stdout(Stdio::null());
+        Program::start("towline-agent", command, &self.dir.join(format!("agent-{name}.log")))
+    }
+
+    /// Ends a cluster's agent, gives it a new certificate, and starts it again.
+    pub fn restart_agent(&self, site: &Site) -> anyhow::Result<()> {
+        hold(&site.agent).kill();
+        self.certify(site.config.parent().context("a folder")?, &site.id, &site.key)?;
+        let agent = self.agent(site.id.name(), &site.config, &site.carrier, &site.kubeconfig)?;
+        *hold(&site.agent) = agent;
+        Ok(())
     }
 
     /// The replicas that have tunnels of a cluster, by number.
