@@ -3,12 +3,15 @@
 
 A test belongs to a row if its name begins with the row's id: z2_..., c1_c2_..., r6_and_r7_... for features, and
 attack_th4_... for threats. The column of a row that tests are named after is written from their names. The column of
-any other row stays, and its tests must exist.
+any other row stays, and its tests must exist. An id that a test's name begins with has a row, and what the documents
+link to exists.
 
     tests/features.py           writes the columns
-    tests/features.py --check   writes nothing; fails if a column is empty, or names a test that does not exist
+    tests/features.py --check   writes nothing; fails if a column is empty or names a test that does not exist, if a test
+                                names a row that does not exist, and if a link leads nowhere
 """
 import collections
+import os.path
 import pathlib
 import re
 import sys
@@ -26,6 +29,9 @@ def sources():
 
 # How the name of a test begins: with ids of features, or with ids of threats.
 IDS = r"(?:attack_th|[a-z])[0-9]+_"
+
+# What looks like an id and is a word.
+WORDS = {"H2", "P256"}
 
 
 def rows_of(name):
@@ -47,7 +53,7 @@ def read_tests():
         # End-to-end tests, whose names are texts.
         tests += re.findall(rf'"([a-z0-9_]+::{IDS}\w+)[":]', text)
         for name in tests:
-            for row in rows_of(name):
+            for row in set(rows_of(name)) - WORDS:
                 by_row[row].add(name)
     return by_row, words
 
@@ -82,6 +88,26 @@ def written(path, columns, write, by_row, words, faults):
     return "\n".join(lines) + "\n"
 
 
+def anchor(heading):
+    """The name that a page's heading has in links."""
+    return re.sub(r"[^\w\- ]", "", heading).strip().lower().replace(" ", "-")
+
+
+def dead_links():
+    """Links between documents that lead to no file, or to no heading of it."""
+    for page in sorted(ROOT.rglob("*.md")):
+        if {"target", "node_modules", ".git"} & set(page.relative_to(ROOT).parts):
+            continue
+        for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+            file, _, place = link.partition("#")
+            to = pathlib.Path(os.path.normpath(page.parent / file)) if file else page
+            if link.startswith(("http:", "https:", "mailto:")):
+                continue
+            headings = re.findall(r"^#+ (.*)", to.read_text(), re.M) if to.suffix == ".md" and to.is_file() else []
+            if not to.exists() or (place and to.suffix == ".md" and place not in map(anchor, headings)):
+                yield f"{page.relative_to(ROOT)}: the link {link} leads nowhere"
+
+
 def main():
     by_row, words = read_tests()
     faults = []
@@ -91,6 +117,9 @@ def main():
         text = written(path, columns, write, by_row, words, faults)
         if write:
             path.write_text(text)
+    rows = set(re.findall(r"^\| ([A-Z]+[0-9]+) \|", (ROOT / "docs/features.md").read_text() + (ROOT / "docs/threats.md").read_text(), re.M))
+    faults += [f"no row {row}, which {min(by_row[row])} is named after" for row in sorted(set(by_row) - rows)]
+    faults += dead_links()
     print("\n".join(faults))
     sys.exit(bool(faults))
 

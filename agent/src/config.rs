@@ -316,9 +316,9 @@ fn read_azure_rbac(mut section: Section, issuers: &[Issuer], out: &mut Faults) -
         match issuers.iter().find(|issuer| issuer.name() == name) {
             Some(issuer) if issuer.has_own_keys() => Ok(name.to_owned()),
             Some(_) => {
-                Err("its keys are not pinned: whoever answers at its address could give rights; set pinned_keys_file")
+                Err("its keys are not pinned: any server at its address could give rights; set pinned_keys_file")
             }
-            None => Err("is none of [[issuers]]"),
+            None => Err("is not one of [[issuers]]"),
         }
     });
     section.end(out);

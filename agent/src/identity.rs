@@ -54,7 +54,7 @@ pub enum IdentityError {
         wanted: String,
     },
     /// A time that is none.
-    #[error("{0:?} is no time (RFC 3339)")]
+    #[error("{0:?} is not a time (RFC 3339)")]
     Time(String),
     /// It ends before it begins.
     #[error("the certificate ends before it begins")]

@@ -26,18 +26,16 @@ pub mod roles;
 pub mod tunnel;
 
 pub use daemon::chain;
+pub use roles::error::BuildError;
 
 use std::{net::SocketAddr, sync::Arc};
 
-use auth::token::Verifier;
-use certs::PeerIdentity;
 use daemon::{Panicked, Shutdown, TaskGroup};
 use metrics_exporter_prometheus::PrometheusHandle;
-use types::ids::ClusterId;
 
 use self::{
     admin::{Admin, Facts},
-    config::{Config, IdentitySource},
+    config::Config,
     identity::store::Store,
     roles::{
         Role, Roles, controller_manager, identity_tokens, kube_aad_proxy::authenticate::Authenticator,
@@ -45,63 +43,6 @@ use self::{
     },
     tunnel::{connect::Connector, forward::Forward},
 };
-
-/// Why an agent cannot be built. The chain of causes names the file or setting.
-#[derive(Debug, thiserror::Error)]
-pub enum BuildError {
-    /// The way to the gateway.
-    #[error("the way to the gateway")]
-    Gateway(#[from] tunnel::connect::SetupError),
-    /// The agent's certificate is none of an agent.
-    #[error("the agent's certificate")]
-    Certificate(#[source] certs::PeerError),
-    /// The cluster's id in the certificate is none.
-    #[error("the agent's certificate")]
-    ClusterId(#[source] types::ids::InvalidClusterId),
-    /// The way to the apiserver.
-    #[error("the way to the apiserver")]
-    Access(#[from] roles::kube_aad_proxy::dial::access::AccessError),
-    /// The apiserver's address.
-    #[error("the way to the apiserver")]
-    Apiserver(#[from] roles::kube_aad_proxy::dial::DialError),
-    /// The agents' own way to the apiserver.
-    #[error("the agents' own way to the apiserver")]
-    Kubernetes(#[from] roles::kubernetes::KubernetesError),
-    /// Where the cluster's certificate is kept.
-    #[error("where the cluster's certificate is kept")]
-    Store(#[from] identity::store::StoreError),
-    /// TLS for reading the issuers' keys.
-    #[error("the issuers of tokens")]
-    Issuers(#[from] certs::tls::TlsError),
-    /// Nobody says who asks for tokens.
-    #[error(
-        "identity_tokens: there is no way to the apiserver, which has to say who asks; set [cluster] kubeconfig, or leave it out"
-    )]
-    NoReviews,
-    /// Extensions without what they need.
-    #[error("extensions")]
-    Extensions(#[from] roles::extension_manager::SetupError),
-    /// Upgrades without what they need.
-    #[error("upgrades")]
-    Upgrades(#[from] roles::upgrader::SetupError),
-    /// The webhook server without what it needs.
-    #[error("guard")]
-    Guard(#[from] roles::guard::SetupError),
-    /// Flux configurations without what they need.
-    #[error("flux configurations")]
-    Gitops(#[from] roles::fluxconfig_agent::SetupError),
-    /// A listener.
-    #[error("the {what} listener {address}")]
-    Listener {
-        /// Which.
-        what: &'static str,
-        /// Where.
-        address: SocketAddr,
-        /// Why.
-        #[source]
-        source: std::io::Error,
-    },
-}
 
 /// An agent, built and not yet running.
 pub struct Agent {
@@ -256,35 +197,5 @@ impl Agent {
     /// Begins to drain: [`Self::run`] then finishes what was accepted and ends.
     pub fn drain(shutdown: &Shutdown) {
         shutdown.drain();
-    }
-}
-
-/// The cluster's id: from the settings where the agents get its certificate themselves, and any other is refused; else
-/// from the agent's own certificate.
-fn own_cluster(config: &Config, connector: &Connector) -> Result<ClusterId, BuildError> {
-    if let IdentitySource::Managed(managed) = &config.gateway.identity {
-        return Ok(managed.cluster.clone());
-    }
-    let credentials = connector.credentials().ok_or(tunnel::connect::SetupError::NoIdentity)?;
-    let claimed = PeerIdentity::claimed(credentials.chain()).map_err(BuildError::Certificate)?;
-    let id = claimed.agent().map_err(BuildError::Certificate)?;
-    id.parse().map_err(BuildError::ClusterId)
-}
-
-/// Verifies with the agent's own issuers; their keys are read the same way as the gateway is reached.
-fn verifier(config: &Config, connector: &Arc<Connector>) -> Result<Verifier, certs::tls::TlsError> {
-    Verifier::new(config.issuers.clone(), Arc::new(SameWay(connector.clone())))
-}
-
-/// Reads issuers' keys as the gateway is reached: through the proxy, and by `gateway.addresses` where DNS is no help.
-struct SameWay(Arc<Connector>);
-
-impl auth::token::Connect for SameWay {
-    fn connect(&self, host: String, port: u16) -> auth::token::Boxed<std::io::Result<Box<dyn auth::token::Socket>>> {
-        let connector = self.0.clone();
-        Box::pin(async move {
-            let io = connector.open_tcp(&host, port).await.map_err(|err| std::io::Error::other(chain(&err)))?;
-            Ok(Box::new(io) as Box<dyn auth::token::Socket>)
-        })
     }
 }

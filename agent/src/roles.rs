@@ -22,6 +22,7 @@ pub mod config_agent;
 pub mod controller_manager;
 pub mod echo;
 pub mod egress_proxy;
+pub mod error;
 pub mod extension_manager;
 pub mod flux_logs_agent;
 pub mod fluxconfig_agent;
@@ -60,8 +61,8 @@ use tunnel::{
     },
 };
 
-use self::parts::Parts;
-use crate::{BuildError, config::Deployment};
+use self::{error::BuildError, parts::Parts};
+use crate::config::Deployment;
 
 /// Every role. Which of them one process runs, `roles` in its settings says ([`Entry::runs_in`]).
 pub const ALL: &[Entry] = &[

@@ -100,8 +100,8 @@ struct Cluster {
 impl Cluster {
     /// Brings it up; its settings.
     async fn up(link: &Link) -> anyhow::Result<(Self, BTreeMap<String, String>)> {
-        let this = Self { state: Path::new(crate::KEPT).join("cluster") };
-        std::fs::create_dir_all(crate::KEPT)?;
+        let this = Self { state: Path::new(crate::record::KEPT).join("cluster") };
+        std::fs::create_dir_all(crate::record::KEPT)?;
         let mut up = this.command(link.command_of_host(Seat::Upstream, Path::new(SCRIPT)), "up");
         up.stdin(Stdio::null()).stdout(Stdio::null());
         // Who starts several at once says where each may be.
@@ -124,7 +124,10 @@ impl Drop for Cluster {
     fn drop(&mut self) {
         let mut down = self.command(Command::new(SCRIPT), "down");
         if !down.stdin(Stdio::null()).status().is_ok_and(|status| status.success()) {
-            crate::progress(&format!("a cluster may be left behind: `{SCRIPT} --state {} down`", self.state.display()));
+            crate::print::progress(&format!(
+                "a cluster may be left behind: `{SCRIPT} --state {} down`",
+                self.state.display()
+            ));
         }
     }
 }

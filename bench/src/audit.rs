@@ -34,7 +34,7 @@ pub struct Args {
 /// # Errors
 /// A listener that does not answer, or does not tell.
 pub fn main(args: &Args) -> anyhow::Result<()> {
-    crate::say(&dropped(args.admin)?.to_string());
+    crate::print::say(&dropped(args.admin)?.to_string());
     Ok(())
 }
 

@@ -112,7 +112,7 @@ pub async fn main() -> anyhow::Result<()> {
         Task::Get { count } => get(&plan, count).await,
         Task::Echo { upgrade, lines } => echo(&plan, upgrade, lines).await,
     };
-    crate::say(&serde_json::to_string(&outcome)?);
+    crate::print::say(&serde_json::to_string(&outcome)?);
     Ok(())
 }
 

@@ -244,7 +244,7 @@ pub async fn main() -> anyhow::Result<()> {
     let (told, plan) = Told::begin::<Plan>().await?;
     match plan.until {
         Until::Done => told::tell(&execute(&plan).await?),
-        Until::Told => told::tell(&aside(&plan, SETTLE, || crate::say("begun"), over(told)).await?),
+        Until::Told => told::tell(&aside(&plan, SETTLE, || crate::print::say("begun"), over(told)).await?),
         Until::InTurns => in_turns(&plan, told, told::tell).await,
         Until::Over { least } => told::tell(&meanwhile::run(&plan, least, over(told)).await?),
     }

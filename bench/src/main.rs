@@ -23,6 +23,7 @@ mod minimal;
 mod path;
 mod plan;
 mod plot;
+mod print;
 mod program;
 mod readme;
 mod record;
@@ -40,7 +41,6 @@ mod upstream;
 mod users;
 
 use std::{
-    io::{ErrorKind, Write},
     path::{Path, PathBuf},
     process::ExitCode,
 };
@@ -48,10 +48,11 @@ use std::{
 use anyhow::Context;
 use clap::{Parser, Subcommand};
 
-/// Where runs are kept.
-const KEPT: &str = "target/bench";
-/// What must hold.
-const TARGETS: &str = "bench/targets.toml";
+use self::{
+    print::{progress, say},
+    record::KEPT,
+    targets::TARGETS,
+};
 
 /// Measures Towline beside its peers.
 #[derive(Parser)]
@@ -186,20 +187,4 @@ fn execute(command: Command) -> anyhow::Result<ExitCode> {
 fn verdict(run: &record::Run, file: &Path) -> anyhow::Result<Option<targets::Verdict>> {
     let decides = run.facts.reservations().is_empty();
     decides.then(|| targets::check(file, run)).transpose()
-}
-
-/// Results go to standard output. Whoever has read enough of them (`bench report | head`) is told no more; where they
-/// cannot be written for another reason, nothing that follows is worth anything.
-fn say(text: &str) {
-    if let Err(error) = writeln!(std::io::stdout(), "{text}")
-        && error.kind() != ErrorKind::BrokenPipe
-    {
-        progress(&format!("bench: standard output: {error}"));
-        std::process::exit(1);
-    }
-}
-
-/// What goes on meanwhile goes to standard error. Where nobody reads that, the work and its figures are worth as much.
-fn progress(text: &str) {
-    let _ = writeln!(std::io::stderr(), "{text}");
 }

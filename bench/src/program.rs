@@ -117,7 +117,7 @@ impl Program {
         let asked = self.pid().and_then(|pid| Pid::from_raw(pid.cast_signed()));
         let asked = asked.is_some_and(|pid| kill_process(pid, Signal::TERM).is_ok());
         if asked && tokio::time::timeout(ENDING, self.child.wait()).await.is_err() {
-            crate::progress(&format!("{} does not end when it is asked to, and is killed", self.name));
+            crate::print::progress(&format!("{} does not end when it is asked to, and is killed", self.name));
         }
         self.kill().await;
     }

@@ -12,6 +12,9 @@ use serde::{Deserialize, Serialize};
 use self::Better::{Less, More, Neither};
 use crate::{accounting::Usage, latency::Latency, load::Outcome, machine::Facts};
 
+/// The folder that runs are kept in.
+pub const KEPT: &str = "target/bench";
+
 /// One load over one path, once.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Record {

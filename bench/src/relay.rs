@@ -72,12 +72,12 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let (near, far) = (device(NEAR)?, device(FAR)?);
     let (ended, first) = sync_channel(1);
     let lines = [Way::start(&near, &far, args, 0, &ended)?, Way::start(&far, &near, args, 1, &ended)?];
-    crate::say("ready");
+    crate::print::say("ready");
     thread("questions", &ended, move || {
         for question in std::io::stdin().lock().lines() {
             question?;
             let told: Told = [lines[0].line().take(), lines[1].line().take()];
-            crate::say(&serde_json::to_string(&told)?);
+            crate::print::say(&serde_json::to_string(&told)?);
         }
         Ok(())
     })?;

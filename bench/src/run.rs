@@ -65,7 +65,7 @@ pub struct Args {
     #[arg(long)]
     strict: bool,
     /// The targets, which say what is measured where no scenario is named.
-    #[arg(long, default_value = crate::TARGETS)]
+    #[arg(long, default_value = crate::targets::TARGETS)]
     targets: PathBuf,
 }
 
@@ -108,16 +108,16 @@ async fn run(args: &Args) -> anyhow::Result<ExitCode> {
     let own = std::env::current_exe()?.parent().map(Path::to_owned).context("the folder of this program")?;
     let bench = Bench::start(link, args.programs.clone().unwrap_or(own), args.train).await?;
     bench.has_programs(&plan.paths())?;
-    let out = args.out.clone().unwrap_or_else(|| Path::new(crate::KEPT).join(facts.file_name()));
+    let out = args.out.clone().unwrap_or_else(|| Path::new(crate::record::KEPT).join(facts.file_name()));
     let mut writer = Writer::create(&out, &facts)?;
     let (mut failed, mut broken) = (0, 0);
     let mut keep = |record: Record| {
         failed += record.outcome.all_failed();
-        crate::progress(&record.line());
+        crate::print::progress(&record.line());
         writer.write(&record)
     };
     for stop in &stops {
-        crate::progress(&progress.at(stop));
+        crate::print::progress(&progress.at(stop));
         let round = |kind| Round { bench: &bench, kind, repeat: stop.repeat, size };
         match stop.kinds.as_slice() {
             [] => {
@@ -139,12 +139,14 @@ async fn run(args: &Args) -> anyhow::Result<ExitCode> {
         }
         progress.done(stop, size);
     }
-    crate::progress(&format!("figures are in {}; `bench report {0}` makes a table of them", out.display()));
+    crate::print::progress(&format!("figures are in {}; `bench report {0}` makes a table of them", out.display()));
     if failed > 0 {
-        crate::progress(&format!("{failed} requests failed"));
+        crate::print::progress(&format!("{failed} requests failed"));
     }
     if broken > 0 {
-        crate::progress(&format!("{broken} times something broke: those scenarios have no figures in that repeat"));
+        crate::print::progress(&format!(
+            "{broken} times something broke: those scenarios have no figures in that repeat"
+        ));
     }
     Ok(if args.strict && (failed > 0 || broken > 0) { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
@@ -158,7 +160,7 @@ struct Progress {
 
 impl Progress {
     fn new(all_s: f64) -> Self {
-        crate::progress(&format!("this takes about {}", time(all_s)));
+        crate::print::progress(&format!("this takes about {}", time(all_s)));
         Self { begin: Instant::now(), all_s, done_s: 0.0 }
     }
 
@@ -262,7 +264,7 @@ impl Round<'_> {
                 Ok(record) => keep(record)?,
                 Err(error) => {
                     // The hops' logs end with the path.
-                    crate::progress(&path.state());
+                    crate::print::progress(&path.state());
                     end = End::Broke(error);
                     break;
                 }
@@ -397,7 +399,7 @@ fn why(error: &anyhow::Error) -> String {
         return missing.to_string();
     }
     let text = format!("{error:#}");
-    crate::progress(&format!("warning: {text}"));
+    crate::print::progress(&format!("warning: {text}"));
     text.lines().next().unwrap_or_default().to_owned()
 }
 

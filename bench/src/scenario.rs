@@ -312,10 +312,10 @@ pub fn probe() -> Load {
 /// Tells what there is.
 pub fn list() {
     for scenario in all() {
-        crate::say(&format!("scenario  {:<18} {}", scenario.name, scenario.what));
+        crate::print::say(&format!("scenario  {:<18} {}", scenario.name, scenario.what));
     }
     for kind in Kind::value_variants() {
-        crate::say(&format!("path      {:<18} {}", kind.name(), kind.what()));
+        crate::print::say(&format!("path      {:<18} {}", kind.name(), kind.what()));
     }
 }
 

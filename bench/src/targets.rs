@@ -12,6 +12,9 @@ use crate::{
 };
 
 /// Behind a figure whose spread has the limit in it.
+/// The file of the targets.
+pub const TARGETS: &str = "bench/targets.toml";
+
 const UNSURE: &str = ", within the spread";
 /// How a figure of a target is to be read.
 pub const HOW: &str = "[least .. most] is the spread of the repeats, of a ratio in each of them; `within the spread`: the limit lies \

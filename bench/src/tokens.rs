@@ -57,7 +57,7 @@ pub async fn run(bench: &Bench, count: u32) -> anyhow::Result<Outcome> {
 /// A token that is refused, keys that cannot be made.
 pub fn main(args: Args) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().build()?;
-    crate::say(&serde_json::to_string(&runtime.block_on(measure(args.count))?)?);
+    crate::print::say(&serde_json::to_string(&runtime.block_on(measure(args.count))?)?);
     Ok(())
 }
 

@@ -58,6 +58,6 @@ impl Told {
 /// # Errors
 /// Standard output that cannot be written.
 pub fn tell(answer: &impl Serialize) -> anyhow::Result<()> {
-    crate::say(&serde_json::to_string(answer)?);
+    crate::print::say(&serde_json::to_string(answer)?);
     Ok(std::io::stdout().flush()?)
 }

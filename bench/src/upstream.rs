@@ -83,7 +83,7 @@ pub struct Args {
 pub async fn run(args: &Args) -> anyhow::Result<()> {
     let acceptor = acceptor(&args.certificate, &args.key)?;
     let listener = TcpListener::bind(args.listen).await.with_context(|| format!("listen at {}", args.listen))?;
-    crate::say(&listener.local_addr()?.to_string());
+    crate::print::say(&listener.local_addr()?.to_string());
     serve(&listener, &acceptor).await
 }
 

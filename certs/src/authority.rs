@@ -25,7 +25,7 @@ const OUTER_BYTES: usize = 6;
 #[derive(Debug, thiserror::Error)]
 pub enum AuthorityError {
     /// A name that no certificate can hold.
-    #[error("{0:?} is no valid {1}")]
+    #[error("{0:?} is not a valid {1}")]
     Name(String, &'static str),
     /// The library refused.
     #[error("cannot issue the certificate")]

@@ -97,7 +97,7 @@ pub enum PeerError {
         others: usize,
     },
     /// The URI is of no role of ours.
-    #[error("the certificate's URI name is no role of Towline")]
+    #[error("the certificate's URI name is not a role of Towline")]
     UnknownRole,
     /// The id or the person's name after it is empty, too long, or has characters that no id has.
     #[error("the certificate's {0} is empty, too long or has forbidden characters")]

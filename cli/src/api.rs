@@ -285,7 +285,7 @@ impl Api {
             .find_map(|base| target.strip_prefix(base.trim_end_matches('/')).filter(|rest| rest.starts_with('/')));
         match rest {
             Some(rest) => Ok(format!("{}{rest}", self.client.address().path)),
-            None => bail!("{target} is no address of the gateway {}", account.gateway),
+            None => bail!("{target} is not an address of the gateway {}", account.gateway),
         }
     }
 }

@@ -47,7 +47,7 @@ impl Address {
         if authority.contains('@') || path.contains(['?', '#']) {
             bail!("an address has no user name, query or fragment");
         }
-        let (host, port) = split_host_port(authority, 443).with_context(|| format!("{url} is no address"))?;
+        let (host, port) = split_host_port(authority, 443).with_context(|| format!("{url} is not an address"))?;
         Ok(Self { host, port, path: path.trim_end_matches('/').to_owned() })
     }
 
@@ -75,7 +75,7 @@ fn split_host_port(authority: &str, default: u16) -> anyhow::Result<(String, u16
     if host.is_empty() || port.contains(':') {
         bail!("expected host or host:port");
     }
-    let port = if port.is_empty() { default } else { port.parse().context("the port is no number up to 65535")? };
+    let port = if port.is_empty() { default } else { port.parse().context("the port is not a number up to 65535")? };
     Ok((host.to_owned(), port))
 }
 
@@ -105,8 +105,8 @@ impl Client {
         credentials: Option<&Credentials>,
         outbound: Outbound,
     ) -> anyhow::Result<Self> {
-        let server_name =
-            ServerName::try_from(address.host.clone()).with_context(|| format!("{} is no host name", address.host))?;
+        let server_name = ServerName::try_from(address.host.clone())
+            .with_context(|| format!("{} is not a host name", address.host))?;
         let tls = match credentials {
             Some(own) => certs::tls::client_https_with(roots, own, &[certs::tls::ALPN_HTTP11])?,
             None => certs::tls::client_https(roots)?,
@@ -121,14 +121,15 @@ impl Client {
 
     /// The same trust and way out, to another address of the issuer's.
     pub fn at(&self, address: Address) -> anyhow::Result<Self> {
-        let server_name =
-            ServerName::try_from(address.host.clone()).with_context(|| format!("{} is no host name", address.host))?;
+        let server_name = ServerName::try_from(address.host.clone())
+            .with_context(|| format!("{} is not a host name", address.host))?;
         Ok(Self { address, server_name, ..self.clone() })
     }
 
     /// The same host, asked in TLS for another name.
     pub fn with_server_name(&self, name: &str) -> anyhow::Result<Self> {
-        let server_name = ServerName::try_from(name.to_owned()).with_context(|| format!("{name} is no host name"))?;
+        let server_name =
+            ServerName::try_from(name.to_owned()).with_context(|| format!("{name} is not a host name"))?;
         Ok(Self { server_name, ..self.clone() })
     }
 

@@ -181,7 +181,10 @@ async fn confirm(question: &str, yes: bool) -> Outcome<()> {
         return Ok(());
     }
     if !std::io::stdin().is_terminal() {
-        return Err(Failure::usage(anyhow::anyhow!("{question} Nobody can be asked here")).hint("--yes"));
+        return Err(Failure::usage(anyhow::anyhow!(
+            "{question} This is not a terminal, so the question cannot be asked"
+        ))
+        .hint("--yes"));
     }
     write!(std::io::stderr().lock(), "{question} [y/N] ")?;
     let read = || {

@@ -68,7 +68,7 @@ impl Context {
     /// The account of `--account`, of the environment, or the current one.
     ///
     /// # Errors
-    /// When nobody is signed in, with what to type.
+    /// When no user is signed in, with what to type.
     pub async fn open(args: &ContextArgs) -> Outcome<Self> {
         let correlation = correlation(args)?;
         let automation = environment::automation();
@@ -260,7 +260,7 @@ fn correlation(args: &ContextArgs) -> Outcome<String> {
         asked => {
             let fresh = gateway::guid::random()?;
             if asked.is_some() {
-                tracing::warn!("--correlation-id is no GUID; {fresh} is used instead");
+                tracing::warn!("--correlation-id is not a GUID; {fresh} is used instead");
             }
             Ok(fresh)
         }

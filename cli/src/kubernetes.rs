@@ -289,7 +289,7 @@ fn proxy_of(kubeconfig: &Kubeconfig, context: &str) -> anyhow::Result<Option<Uri
                 match scheme {
                     Some(scheme) =>
                         format!("begins with {scheme}://; a cluster is reached through http:// and socks5:// proxies"),
-                    None => "is no URL such as http://proxy.example.org:3128".to_owned(),
+                    None => "is not a URL such as http://proxy.example.org:3128".to_owned(),
                 }
             ),
             format!(
@@ -374,7 +374,7 @@ mod tests {
         assert!(of("socks5://p:1080", "a").unwrap().is_some());
         assert!(of("", "a").unwrap().is_none() && of("http://p:3128", "b").unwrap().is_none());
         for (wrong, says) in
-            [("https://u:geheim@p", "begins with https://"), ("socks4://p", "socks4://"), ("p:x:y", "no URL")]
+            [("https://u:geheim@p", "begins with https://"), ("socks4://p", "socks4://"), ("p:x:y", "not a URL")]
         {
             let error = format!("{:#}", of(wrong, "a").unwrap_err());
             assert!(error.contains(says) && !error.contains("geheim"), "{error}");

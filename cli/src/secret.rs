@@ -18,7 +18,7 @@ pub fn read_secret(file: &Path) -> anyhow::Result<SecretString> {
     };
     read.with_context(|| format!("cannot read the secret in {}", file.display()))?;
     if text.len() as u64 > SECRET_BYTES {
-        bail!("{} is longer than {SECRET_BYTES} bytes: that is no token or password", file.display());
+        bail!("{} is longer than {SECRET_BYTES} bytes: that is not a token or password", file.display());
     }
     let trimmed = text.trim_end_matches(['\r', '\n']);
     if trimmed.is_empty() {

@@ -85,7 +85,7 @@ fn i1_what_was_typed_wrongly_is_told_with_what_to_type() {
         failed(2, run(args), args);
     }
     let nobody = failed(1, run(&["list"]), &["list"]);
-    assert!(nobody.contains("nobody is signed in") && nobody.contains("hint: sign in: towline login"), "{nobody}");
+    assert!(nobody.contains("no user is signed in") && nobody.contains("hint: sign in: towline login"), "{nobody}");
     assert!(failed(2, run(&["login"]), &[]).contains("towline login https://GATEWAY"));
     assert!(failed(2, run(&["login", "http://x"]), &[]).contains("https://"));
     let homeless = towline(&["list"]).output().unwrap();
@@ -228,7 +228,7 @@ async fn i1_a_person_signs_in_by_device_code_and_stays_signed_in() {
     assert_ne!(site.ok(&["account", "show", "--query", "name"]), "me", "another account is the current one");
     site.ok(&["logout", "--all"]);
     assert!(kept(&site).is_empty());
-    assert!(site.fails(1, &["account", "show"]).contains("nobody is signed in"));
+    assert!(site.fails(1, &["account", "show"]).contains("no user is signed in"));
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -302,7 +302,7 @@ fn e2_chart_that_cannot_be_installed_is_not_taken() {
         (1, add("none.tgz", &[]), "cannot read none.tgz"),
         (2, add("web-1.3.0.tgz", &["--platform", "arm64"]), "a platform is such as linux/amd64"),
         (2, add("web-1.3.0.tgz", &["--train", "stable"]), "holds a train twice"),
-        (2, add("web-1.3.0.tgz", &["--release-namespace", "No"]), "no name of a namespace"),
+        (2, add("web-1.3.0.tgz", &["--release-namespace", "No"]), "not a name of a namespace"),
         (2, add("web-1.3.0.tgz", &["--unsupported-kubernetes", "new"]), "is not a version constraint"),
         (2, add("web-1.3.0.tgz", &["--scope", "planet"]), "possible values: cluster, namespace"),
     ] {

@@ -144,7 +144,7 @@ fn e1_what_cannot_be_is_refused_before_the_cluster_is_asked() {
     assert!(fails(2, &["--type", "t", "--settings-file", "/nonexistent"]).contains("cannot read /nonexistent"));
     let bad = site.file("bad.yaml", "- geheim\n");
     let refused = fails(2, &["--type", "t", "--protected-file", &bad]);
-    assert!(refused.contains("is no map of settings") && !refused.contains("geheim"), "{refused}");
+    assert!(refused.contains("is not a map of settings") && !refused.contains("geheim"), "{refused}");
     let nothing = site.fails(2, &[&["extension", "update"], &WEB[..]].concat());
     assert!(nothing.contains("hint: such as --set KEY=VALUE"), "{nothing}");
     let unknown = site.fails(1, &[&["extension", "update"], &WEB[..], &["--set", "a=1"]].concat());

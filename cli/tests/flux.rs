@@ -173,7 +173,7 @@ fn g1_what_cannot_be_is_refused_before_the_cluster_is_asked() {
     assert!(fails(2, &["-u", "https://git.test/a"]).contains("one of --branch, --tag, --semver and --commit"));
     assert!(fails(2, &[&GIT[..], &["--tag", "v1"]].concat()).contains("says which version"));
     assert!(fails(2, &[&GIT[..], &["--bucket-name", "b"]].concat()).contains("belongs to --kind bucket"));
-    assert!(fails(2, &[&GIT[..], &["--known-hosts", "?"]].concat()).contains("--known-hosts is no Base64"));
+    assert!(fails(2, &[&GIT[..], &["--known-hosts", "?"]].concat()).contains("--known-hosts is not Base64"));
     assert!(fails(2, &[&GIT[..], &["-k", "path=./a"]].concat()).contains("name=NAME is missing"));
     let cycle = ["-k", "name=a", "depends_on=b", "-k", "name=b", "depends_on=a"];
     let refused = fails(1, &[&GIT[..], &cycle].concat());

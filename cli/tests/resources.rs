@@ -126,7 +126,7 @@ fn z2_roles_are_given_and_taken_by_name() {
     let list = ["role", "assignment", "list", "-g", "web", "--assignee", "viewer"];
     assert_eq!(site.ok(&[&list[..], &["--query", "[].roleDefinitionName", "-o", "tsv"]].concat()), "Reader");
     let nobody = site.fails(1, &["role", "assignment", "create", "--assignee", "nobody", "--role", "Reader"]);
-    assert!(nobody.contains("knows nobody called \"nobody\"") && nobody.contains("--assignee ID"), "{nobody}");
+    assert!(nobody.contains("has no account called \"nobody\"") && nobody.contains("--assignee ID"), "{nobody}");
     let role = site.fails(1, &["role", "assignment", "create", "--assignee", "viewer", "--role", "Raeder"]);
     assert!(role.contains("hint: towline role definition list"), "{role}");
     site.ok(&["role", "assignment", "delete", "--assignee", "viewer", "--role", "reader", "-g", "web", "-y"]);
@@ -387,7 +387,7 @@ fn r14_enrolment_tokens_are_made_for_a_group_and_what_is_none_is_told() {
     assert!(token.starts_with("towline-enrol.") && made["gateway"] == site.text("url"), "the token is shown once");
     let fails =
         |args: &[&str]| site.fails(2, &[&["connect", "-n", "one", "--server", site.text("url")][..], args].concat());
-    assert!(fails(&["--token", "x"]).contains("this is no enrolment token"));
+    assert!(fails(&["--token", "x"]).contains("this is not an enrolment token"));
     let elsewhere = fails(&["--token", token, "-g", "other"]);
     assert!(elsewhere.contains("is for resource group web, not other") && !elsewhere.contains(token), "{elsewhere}");
     assert!(fails(&["--token", token, "--existing"]).contains("cannot be used with"));

@@ -3,10 +3,12 @@
 //!
 //! | module | what it holds |
 //! |---|---|
+//! | [`accept`] | the loop of a listener |
 //! | [`limit`] | places, in all and by address |
 //! | [`pace`] | turns of handshakes, so that requests do not wait behind thousands of them |
 //! | [`refused`] | counts and records of connections without a request |
 
+pub mod accept;
 pub mod limit;
 pub mod pace;
 pub mod refused;

@@ -144,7 +144,7 @@ impl Call<'_> {
 
     /// The caller as their token says.
     pub fn identity(&self) -> Result<&Arc<Identity>, ApiError> {
-        self.caller.shared_identity().ok_or_else(|| ApiError::internal("nobody is signed in"))
+        self.caller.shared_identity().ok_or_else(|| ApiError::internal("no user is signed in"))
     }
 
     /// Goes on only if the caller may do `action` on what `id` names.

@@ -3,7 +3,7 @@
 //! other once it is known who asks and that they may.
 //!
 //! Arrows point one way: a module uses those of lower floors, and of its own floor where that makes no circle.
-//! `tests/graph` fails at a circle.
+//! `tests/graph` reads this table, and fails at a circle or an arrow upwards.
 //!
 //! | module | what it holds |
 //! |---|---|
@@ -51,11 +51,11 @@
 //! | [`config`] | valid settings, and what a file may say |
 //! | [`issuer`] | the small built-in OIDC issuer |
 //! | [`store`] | where resources are kept |
-//! | **words that everybody uses** | |
 //! | [`identity`] | who asks: credential, principal, caller |
 //! | [`api_error`] | refusals, as ARM's envelope |
-//! | [`answers`], [`bodies`] | answers that the gateway writes itself; bodies of requests, taken in to their end |
 //! | [`stored`], [`object`], [`managed`] | what is the same in kept resources of all kinds, of those that agents follow, and of those that a fleet assignment made |
+//! | **words that everybody uses** | |
+//! | [`answers`], [`bodies`] | answers that the gateway writes itself; bodies of requests, taken in to their end |
 //! | [`places`], [`rate`] | places that no few addresses take all of; how often somebody may ask |
 //! | [`metrics`] | every metric, named and described once |
 //! | [`skew`] | which versions of agents are served |

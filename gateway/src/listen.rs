@@ -40,7 +40,7 @@ use self::{
     linger::Linger,
 };
 use crate::{
-    admission::limit::Unread,
+    admission::{accept, limit::Unread},
     core::Core,
     identity::{Access, Holder, Proof},
     metrics::labels::Cause,
@@ -69,30 +69,10 @@ const KEEPALIVE: TcpKeepalive =
     TcpKeepalive::new().with_time(Duration::from_secs(60)).with_interval(Duration::from_secs(15)).with_retries(4);
 /// How long an idle connection may take to answer that it is to end.
 const GOODBYE: Duration = Duration::from_secs(2);
-/// A pause after a failed accept (no file descriptors left), so that the loop does not spin.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-
-/// The next connection at `listener`, which is for `whom`; none any more once the gateway drains.
-pub async fn next(core: &Core, listener: &TcpListener, whom: &str) -> Option<(TcpStream, SocketAddr)> {
-    loop {
-        let accepted = tokio::select! {
-            biased;
-            () = core.shutdown.draining() => return None,
-            accepted = listener.accept() => accepted,
-        };
-        match accepted {
-            Ok(accepted) => return Some(accepted),
-            Err(error) => {
-                tracing::warn!(%error, whom, "cannot accept a connection");
-                tokio::time::sleep(ACCEPT_PAUSE).await;
-            }
-        }
-    }
-}
 
 /// Accepts connections until the gateway drains.
 pub async fn accept(core: Arc<Core>, listener: TcpListener) {
-    while let Some((socket, peer)) = next(&core, &listener, "users and agents").await {
+    while let Some((socket, peer)) = accept::next(&core.shutdown, &listener, "users and agents").await {
         let peer = canonical(peer);
         let Some(admission) = core.admissions.connection(peer.ip(), &core.limits()) else {
             core.refusals.record(peer, Cause::Connections, "too many connections");

@@ -272,8 +272,8 @@ fn refusals(site: &Site) -> anyhow::Result<()> {
     let elsewhere = "does not correspond to the connected cluster resource specified. Agents installed on this cluster correspond to the resource group name 'edge' and resource name 'c1'";
     site.refused(&["delete", "-n", "other", "-g", GROUP, "-y"], elsewhere)?;
     ensure!(call(&site.stack, &owner, "DELETE", &other, &Value::Null)?.status < 300);
-    // Nobody can be asked here.
-    site.refused(&["delete", "-n", "c1", "-g", GROUP], "Nobody can be asked here")?;
+    // the question cannot be asked.
+    site.refused(&["delete", "-n", "c1", "-g", GROUP], "the question cannot be asked")?;
     eventually("the other one is gone", Duration::from_secs(30), || Ok(site.clusters()?.len() == 1)).map(drop)
 }
 

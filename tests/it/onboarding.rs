@@ -147,7 +147,7 @@ fn by_token_again() -> anyhow::Result<()> {
     eventually("the resource is gone", Duration::from_secs(60), || Ok(site.clusters()?.is_empty()))?;
     let gone = connect("c1")?;
     ensure!(!gone.err.contains("enrolled already;"), "{gone:?}");
-    failed(&gone, &["The enrolment token does not hold", "towline enrolment-token create -g edge"])?;
+    failed(&gone, &["The enrolment token is not valid", "towline enrolment-token create -g edge"])?;
     new_token()?;
     let identity = KEY.replace("towline-onboarding", "towline-identity-certificate");
     objects.put(

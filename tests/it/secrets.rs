@@ -50,7 +50,7 @@ fn nothing_written_holds_a_secret() -> anyhow::Result<()> {
     for text in ["eyJhbGciOiJ", "-BEGIN PRIVATE KEY-"] {
         ensure!(fault(text, &known).is_some(), "a planted secret is not found");
     }
-    ensure!(fault("nothing of it\nä", &known).is_none(), "what is no secret is found");
+    ensure!(fault("nothing of it\nä", &known).is_none(), "what is not a secret is found");
     let mut read: BTreeMap<String, usize> = BTreeMap::new();
     for path in files(root)? {
         let text = String::from_utf8_lossy(&std::fs::read(&path)?).into_owned();

@@ -14,7 +14,7 @@ pub(super) async fn issuers(config: &Config, connector: &Arc<Connector>, finding
         let detail = "none: users' tokens are refused, only the cluster's own service-account tokens work";
         return findings.push(Finding::failed("issuers", detail, "add [[issuers]] as at the gateway").warning());
     }
-    match crate::verifier(config, connector) {
+    match crate::roles::parts::verifier(config, connector) {
         Ok(verifier) => findings.extend(verifier.probe().await.into_iter().map(finding)),
         Err(err) => findings.push(Finding::failed("issuers", chain(&err), "correct their ca_file")),
     }

@@ -26,7 +26,7 @@ pub const TABLES: &[Table] = &[
     table(
         "identity",
         false,
-        "A certificate that the agents get and renew themselves, in place of gateway.certificate_file and key_file.",
+        "A certificate that the agents get and renew themselves, instead of gateway.certificate_file and key_file.",
         IDENTITY,
     ),
     table(
@@ -81,7 +81,7 @@ const GATEWAY: &[Key] = &[
         "\"ca.crt\"",
         "Authorities of the gateway's certificate, PEM; without it those of the system.",
     ),
-    Key::example("extra_ca_file", "\"corporate.crt\"", "Authorities beside them, such as an intercepting proxy's."),
+    Key::example("extra_ca_file", "\"corporate.crt\"", "Further authorities, such as an intercepting proxy's."),
     Key::required(
         "certificate_file",
         "\"tls.crt\"",
@@ -112,7 +112,7 @@ const GATEWAY: &[Key] = &[
     Key::example(
         "via",
         "\"clusterconnect-agent.towline.svc:8079\"",
-        "host:port that is dialled in place of the gateway, over TCP; TLS is the gateway's end to end.",
+        "host:port that is dialled instead of the gateway, over TCP; TLS is the gateway's end to end.",
     ),
 ];
 

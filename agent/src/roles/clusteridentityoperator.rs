@@ -190,7 +190,10 @@ impl ClusterIdentityOperator {
             None => {}
             Some(Ok(identity)) => self.publish(identity),
             Some(Err(err)) => {
-                tracing::warn!(error = chain(&err), "what is kept is no certificate of this cluster: asking for one");
+                tracing::warn!(
+                    error = chain(&err),
+                    "what is kept is not a certificate of this cluster: asking for one"
+                );
             }
         }
     }

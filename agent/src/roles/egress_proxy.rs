@@ -196,7 +196,7 @@ struct Refusal {
 
 impl Refusal {
     fn unauthenticated() -> Self {
-        let message = "the credentials for the proxy are missing or not known any more".to_owned();
+        let message = "the credentials for the proxy are missing or no longer valid".to_owned();
         Self { status: StatusCode::PROXY_AUTHENTICATION_REQUIRED, result: "unauthenticated", message }
     }
 
@@ -249,13 +249,13 @@ struct Request {
 impl Request {
     /// Reads a head, which ends with an empty line.
     fn of(head: &[u8]) -> Result<Self, Refusal> {
-        let text = std::str::from_utf8(head).map_err(|_| Refusal::unreadable("the head is no text"))?;
+        let text = std::str::from_utf8(head).map_err(|_| Refusal::unreadable("the head is not text"))?;
         let mut lines = text.split("\r\n");
         let mut words = lines.next().unwrap_or_default().split(' ');
         let (Some(method), Some(target), Some("HTTP/1.1" | "HTTP/1.0"), None) =
             (words.next(), words.next(), words.next(), words.next())
         else {
-            return Err(Refusal::unreadable("the first line is no request of HTTP/1.1"));
+            return Err(Refusal::unreadable("the first line is not a request of HTTP/1.1"));
         };
         if method != "CONNECT" {
             let message = "only CONNECT: sources are reached through the gateway by https alone".to_owned();

@@ -49,6 +49,7 @@ use self::{
 use super::{
     Entry, Role,
     catalogue::{Catalogue, KeysError, Pinned, gateway::Library, read_keys},
+    error::BuildError,
     health::Reporter,
     objects::{Kind, Nothing, follow::Follow, progress::Progress, report::Report},
 };
@@ -125,6 +126,12 @@ pub enum SetupError {
     /// The folder of helm.
     #[error("the folder of helm (work_dir)")]
     Folder(#[from] HelmError),
+}
+
+impl From<SetupError> for BuildError {
+    fn from(error: SetupError) -> Self {
+        Self::Role { what: "extensions", source: Box::new(error) }
+    }
 }
 
 /// What the role is built from, but for the gateway.

@@ -54,6 +54,7 @@ use self::{
 use super::{
     Entry, Role,
     egress_proxy::Grants,
+    error::BuildError,
     health::Reporter,
     objects::{
         Kind,
@@ -105,6 +106,12 @@ pub enum SetupError {
     /// Nothing can be made.
     #[error("there is no way to the apiserver; set [cluster] kubeconfig, or leave [gitops] out")]
     NoApiserver,
+}
+
+impl From<SetupError> for BuildError {
+    fn from(error: SetupError) -> Self {
+        Self::Role { what: "flux configurations", source: Box::new(error) }
+    }
 }
 
 /// The kind of flux configurations.

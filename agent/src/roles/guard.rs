@@ -45,9 +45,9 @@ use self::{
     keeper::{Keeper, Published, Store, Withdrawal},
     token::Tokens,
 };
-use super::{Entry, Role, parts::Parts};
+use super::{Entry, Role, error::BuildError, parts::Parts};
 use crate::{
-    BuildError, chain,
+    chain,
     config::{self, Deployment},
     metrics,
     peers::Peers,
@@ -100,11 +100,17 @@ pub enum SetupError {
     )]
     NoStore,
     /// Nothing says what the apiserver dials.
-    #[error("nobody says what the apiserver dials: no Service guard is known to this pod; set guard.server")]
+    #[error("the address that the apiserver dials is unknown: this pod sees no Service guard; set guard.server")]
     NoServer,
     /// The process does not judge users.
     #[error("no issuers are configured, so that every token is somebody else's; write [[issuers]]")]
     NoIssuers,
+}
+
+impl From<SetupError> for BuildError {
+    fn from(error: SetupError) -> Self {
+        Self::Role { what: "guard", source: Box::new(error) }
+    }
 }
 
 /// Answers the cluster's apiserver about tokens and rights, over mutual TLS.

@@ -40,9 +40,9 @@ use self::{
     certificate::{Keeper, Store},
     desk::Desk,
 };
-use super::{Entry, Role, parts::Parts};
+use super::{Entry, Role, error::BuildError, parts::Parts};
 use crate::{
-    BuildError, chain,
+    chain,
     config::{Deployment, TokenListener},
     peers::Peers,
 };

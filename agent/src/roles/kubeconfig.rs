@@ -165,7 +165,7 @@ fn proxy_url(file: &Kubeconfig, context: Option<&str>) -> Result<Option<ProxyUrl
 impl ProxyUrl {
     /// Errors do not quote it.
     fn parse(url: &str) -> Result<Self, String> {
-        let wrong = || "the cluster's proxy-url is no URL such as http://proxy.example.org:3128".to_owned();
+        let wrong = || "the cluster's proxy-url is not a URL such as http://proxy.example.org:3128".to_owned();
         let uri: Uri = url.parse().map_err(|_| wrong())?;
         let (kind, port) = match uri.scheme_str() {
             Some("http") => (Kind::Http, 80),

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use auth::token::Verifier;
+use certs::PeerIdentity;
 use daemon::TaskGroup;
 use metrics_exporter_prometheus::PrometheusHandle;
 use tokio::sync::watch;
@@ -11,6 +13,7 @@ use super::{
     cluster_metadata_operator::Facts,
     config_agent::Wanted,
     egress_proxy::Grants,
+    error::BuildError,
     health::Health,
     kube_aad_proxy::{
         authenticate::Authenticator,
@@ -24,7 +27,7 @@ use super::{
     sessions::Sessions,
 };
 use crate::{
-    BuildError,
+    chain,
     config::{Config, Deployment, IdentitySource, IdentityStore, ManagedIdentity, RoleSet},
     identity::{
         Identities,
@@ -102,7 +105,7 @@ pub struct Users {
 
 impl Judges {
     fn new(config: &Config, connector: &Arc<Connector>, cluster: &ClusterId) -> Result<Self, BuildError> {
-        let verifier = crate::verifier(config, connector)?;
+        let verifier = verifier(config, connector)?;
         let authenticator = Arc::new(Authenticator::new(verifier, cluster.clone()));
         let authorizer = Authorizer::new(authenticator.clone(), config.azure_rbac.clone());
         Ok(Self { authenticator, authorizer, names: Names::new(&config.impersonation) })
@@ -130,7 +133,7 @@ impl Parts {
     ) -> Result<Self, BuildError> {
         let identities = Identities::default();
         let connector = Arc::new(Connector::new(&config, &identities)?);
-        let cluster = crate::own_cluster(&config, &connector)?;
+        let cluster = own_cluster(&config, &connector)?;
         let judged = config.roles.serves_users() || config.guard.is_some();
         let judges = judged.then(|| Judges::new(&config, &connector, &cluster)).transpose()?;
         let users = match judges.clone().filter(|_| config.roles.serves_users()) {
@@ -199,5 +202,35 @@ async fn kubernetes_client(config: &Config) -> Result<Option<kube::Client>, Buil
             tracing::warn!(error, "nothing is known of the cluster: there is no way to its apiserver");
             Ok(None)
         }
+    }
+}
+
+/// The cluster's id: from the settings where the agents get its certificate themselves, and any other is refused; else
+/// from the agent's own certificate.
+fn own_cluster(config: &Config, connector: &Connector) -> Result<ClusterId, BuildError> {
+    if let IdentitySource::Managed(managed) = &config.gateway.identity {
+        return Ok(managed.cluster.clone());
+    }
+    let credentials = connector.credentials().ok_or(crate::tunnel::connect::SetupError::NoIdentity)?;
+    let claimed = PeerIdentity::claimed(credentials.chain()).map_err(BuildError::Certificate)?;
+    let id = claimed.agent().map_err(BuildError::Certificate)?;
+    id.parse().map_err(BuildError::ClusterId)
+}
+
+/// Verifies with the agent's own issuers; their keys are read the same way as the gateway is reached.
+pub fn verifier(config: &Config, connector: &Arc<Connector>) -> Result<Verifier, certs::tls::TlsError> {
+    Verifier::new(config.issuers.clone(), Arc::new(SameWay(connector.clone())))
+}
+
+/// Reads issuers' keys as the gateway is reached: through the proxy, and by `gateway.addresses` where DNS is no help.
+struct SameWay(Arc<Connector>);
+
+impl auth::token::Connect for SameWay {
+    fn connect(&self, host: String, port: u16) -> auth::token::Boxed<std::io::Result<Box<dyn auth::token::Socket>>> {
+        let connector = self.0.clone();
+        Box::pin(async move {
+            let io = connector.open_tcp(&host, port).await.map_err(|err| std::io::Error::other(chain(&err)))?;
+            Ok(Box::new(io) as Box<dyn auth::token::Socket>)
+        })
     }
 }

@@ -23,7 +23,7 @@ use super::{
 use crate::{metrics, tunnel::Serve};
 
 /// What users are told where cluster connect is off.
-const SHUT_OUT: &str = "cluster connect is disabled for this cluster; whoever owns it may enable it again with `towline enable-features cluster-connect`";
+const SHUT_OUT: &str = "cluster connect is disabled for this cluster; its owner may enable it again with `towline enable-features cluster-connect`";
 
 /// Serves streams by the roles.
 #[derive(Clone)]

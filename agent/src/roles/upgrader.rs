@@ -40,6 +40,7 @@ use self::{
 use super::{
     Entry, Role,
     catalogue::{Catalogue, KeysError, Pinned, Trusts},
+    error::BuildError,
     health::Reporter,
     objects::state::Problem,
 };
@@ -92,6 +93,12 @@ pub enum SetupError {
     /// Nothing can be upgraded.
     #[error("there is no way to the apiserver; set [cluster] kubeconfig, or leave [upgrades] out")]
     NoApiserver,
+}
+
+impl From<SetupError> for BuildError {
+    fn from(error: SetupError) -> Self {
+        Self::Role { what: "upgrades", source: Box::new(error) }
+    }
 }
 
 /// Begins upgrades, and looks after the Job that carries one out.
@@ -210,7 +217,7 @@ impl Upgrader {
         let refusal = match judge::judge(wanted.as_deref(), running, &there) {
             Judged::Nothing => {
                 if let Some(last) = last.filter(|last| matches!(last.phase, Phase::Waiting | Phase::Preparing)) {
-                    tracing::info!(version = last.version, "an upgrade that waited is not wanted any more");
+                    tracing::info!(version = last.version, "a waiting upgrade is no longer wanted");
                     self.kept.write(&json!({ state::STATE: Value::Null })).await?;
                 }
                 return Ok(self.settings.interval);

@@ -168,7 +168,7 @@ pub enum SetupError {
     #[error(transparent)]
     Tls(#[from] certs::tls::TlsError),
     /// A name that no certificate can have.
-    #[error("{0:?} is no name of a server")]
+    #[error("{0:?} is not a name of a server")]
     Name(String),
     /// No random numbers.
     #[error("the operating system gives no random numbers")]

@@ -126,7 +126,7 @@ async fn user_whose_credential_cannot_be_used_is_refused_with_the_reason() {
         let error = access(cluster.clone(), user.clone()).await.err().map(|error| error.to_string());
         assert!(error.as_ref().is_some_and(|error| error.contains(why)), "{user}: {error:?}");
     }
-    for (url, why) in [("socks4://u:geheim@p", "socks4://"), ("p:x:y", "no URL"), ("http://", "no URL")] {
+    for (url, why) in [("socks4://u:geheim@p", "socks4://"), ("p:x:y", "not a URL"), ("http://", "not a URL")] {
         let cluster = json!({ "server": "https://127.0.0.1:1", "proxy-url": url });
         let error = access(cluster, json!({ "token": "t" })).await.err().unwrap().to_string();
         assert!(error.contains(why) && !error.contains("geheim"), "{error}");

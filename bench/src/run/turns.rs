@@ -100,7 +100,7 @@ impl<'a> Up<'a> {
         };
         if measured.is_err() {
             // The hops' logs end with the path.
-            crate::progress(&self.path.state());
+            crate::print::progress(&self.path.state());
         }
         self.path.stop(self.round.bench.train).await;
         match measured {

@@ -156,7 +156,7 @@ impl ApiError {
             ("SessionNotFound", _) => "see which are open: towline sessions list".to_owned(),
             ("ServicePrincipalNotFound", _) => "see which there are: towline sp list".to_owned(),
             ("PreconditionFailed" | "Conflict", _) => {
-                "somebody else changed it at the same time: run the command again".to_owned()
+                "it was changed by another request at the same time: run the command again".to_owned()
             }
             (_, StatusCode::UNAUTHORIZED) => match account.signs_in {
                 SignsIn::ServicePrincipal { .. } => format!(

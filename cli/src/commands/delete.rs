@@ -72,7 +72,7 @@ pub async fn run(args: Args) -> Outcome {
     let configurations = configurations(&found).await;
     if !configurations.is_empty() {
         say(&format!(
-            "Flux goes on to apply these configurations, and nobody looks after them any more: {}; remove them first: towline flux delete -g {} -c {} -n NAME",
+            "Flux goes on applying these configurations, which can no longer be managed from here: {}; remove them first: towline flux delete -g {} -c {} -n NAME",
             configurations.join(", "),
             args.cluster.resource_group,
             args.cluster.name
@@ -81,7 +81,7 @@ pub async fn run(args: Args) -> Outcome {
     let extensions = extensions(&found).await?;
     if !extensions.is_empty() {
         say(&format!(
-            "these extensions stay in the cluster as helm releases, and nobody upgrades or removes them any more: {}; remove them first: towline extension delete -g {} -c {} -n NAME",
+            "these extensions stay in the cluster as helm releases, which can no longer be managed from here: {}; remove them first: towline extension delete -g {} -c {} -n NAME",
             extensions.join(", "),
             args.cluster.resource_group,
             args.cluster.name
@@ -142,7 +142,7 @@ async fn all(found: &Found, args: &Args, turn: Option<&mut Turn>, steps: &mut St
     }
     if found.leaves_agents {
         say(&format!(
-            "agents that run are left in their cluster, and are let in no more; remove them from there: towline delete --force -n {} -g {} --kube-config FILE",
+            "running agents are left in their cluster and can no longer connect; remove them from there: towline delete --force -n {} -g {} --kube-config FILE",
             args.cluster.name, args.cluster.resource_group
         ));
     }

@@ -73,13 +73,13 @@ pub async fn turn(args: FeaturesArgs, catalogue: &CatalogueArgs, on: bool) -> Ou
     }
     if !on && changes_extensions {
         let stays = format!(
-            "Take extension-manager out of {}? What it installed stays, and is neither upgraded nor removed any more.",
+            "Take extension-manager out of {}? What it installed stays, and is no longer upgraded or removed.",
             args.cluster.name
         );
         confirm(&stays, args.yes).await?;
     }
     if !on && args.features.contains(&Feature::ClusterConnect) {
-        confirm(&format!("Let nobody reach {} through the gateway any more?", args.cluster.name), args.yes).await?;
+        confirm(&format!("Block all access to {} through the gateway?", args.cluster.name), args.yes).await?;
     }
     let context = Context::open(&args.common.context).await?;
     let id = context.cluster(&args.cluster.resource_group, &args.cluster.name)?;

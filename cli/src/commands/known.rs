@@ -11,7 +11,7 @@ const KNOWN: &[(&str, &str)] = &[
         "admission webhook",
         "an admission webhook of the cluster refuses the pods, and says why: what it wants is its owner's to say",
     ),
-    ("InvalidImageName", "that is no name of an image: towline connect --image REPOSITORY:TAG"),
+    ("InvalidImageName", "that is not a name of an image: towline connect --image REPOSITORY:TAG"),
     ("node(s) were unschedulable", "every node is cordoned: kubectl uncordon NODE"),
     (
         "ErrImageNeverPull",

@@ -30,7 +30,7 @@ pub async fn run(args: Args) -> Outcome {
         (Some(name), _) => vec![folder.account(Some(name))?.name],
         (None, false) => match &current {
             Some(name) => vec![name.clone()],
-            None => return Err(Failure::from(anyhow!("nobody is signed in")).hint("towline account list")),
+            None => return Err(Failure::from(anyhow!("no user is signed in")).hint("towline account list")),
         },
     };
     for name in &names {

@@ -257,7 +257,7 @@ impl Roles {
                             && found.id != self.context.account().object_id
                         {
                             say(&format!(
-                                "note: the gateway's issuer knows nobody called {assignee:?}; it is taken as another issuer's id"
+                                "note: the gateway's issuer has no account called {assignee:?}; it is taken as another issuer's id"
                             ));
                         }
                         found
@@ -381,8 +381,8 @@ impl Roles {
         if may_be_foreign || guid::is_guid(text) || text == self.context.account().object_id {
             return Ok(Assignee { id: text.to_owned(), kind: None });
         }
-        Err(Failure::from(anyhow!("the gateway's issuer knows nobody called {text:?}"))
-            .hint("a group, or somebody of another issuer: say which, --assignee ID --assignee-type Group|User"))
+        Err(Failure::from(anyhow!("the gateway's issuer has no account called {text:?}"))
+            .hint("a group, or a user of another issuer: say which, --assignee ID --assignee-type Group|User"))
     }
 
     async fn definitions(&self, scope: &str) -> Outcome<Vec<Value>> {

@@ -67,7 +67,8 @@ impl Folder {
         let name = match name {
             Some(name) => name.to_owned(),
             None => self.current()?.ok_or_else(|| {
-                Failure::from(anyhow!("nobody is signed in")).hint("sign in: towline login https://GATEWAY [--ca FILE]")
+                Failure::from(anyhow!("no user is signed in"))
+                    .hint("sign in: towline login https://GATEWAY [--ca FILE]")
             })?,
         };
         let file = self.file(&name);
@@ -177,7 +178,7 @@ impl Folder {
 /// Never quotes the file: it holds secrets.
 fn parse(file: &Path, bytes: &[u8]) -> Outcome<Account> {
     serde_json::from_slice(bytes).map_err(|error| {
-        let error = anyhow!("{} is no account: line {} column {}", file.display(), error.line(), error.column());
+        let error = anyhow!("{} is not an account: line {} column {}", file.display(), error.line(), error.column());
         Failure::from(error).hint(format!("remove it and sign in again: rm {}", file.display()))
     })
 }

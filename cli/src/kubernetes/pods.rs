@@ -202,7 +202,7 @@ impl Rollout {
             let ready = count(&status["availableReplicas"]).min(new);
             let done = is_seen && wanted > 0 && new == wanted && all == wanted && ready == wanted;
             let old = all.saturating_sub(new);
-            let old = if old > 0 { format!(", {old} of before left") } else { String::new() };
+            let old = if old > 0 { format!(", {old} of the previous version left") } else { String::new() };
             let ready = if is_seen { ready } else { 0 };
             (done, format!("{ready} of {wanted} pods of {name} are ready{old}"))
         };
@@ -421,6 +421,9 @@ mod tests {
         ] {
             assert!(!rollout.is_done, "{case}: {}", rollout.state);
         }
-        assert_eq!(of(3, 3, 3, 1, 2).state, "1 of 2 pods of clusterconnect-agent are ready, 2 of before left");
+        assert_eq!(
+            of(3, 3, 3, 1, 2).state,
+            "1 of 2 pods of clusterconnect-agent are ready, 2 of the previous version left"
+        );
     }
 }

@@ -60,7 +60,7 @@ pub async fn sign_in(
     show(page.as_str());
     let back = timeout(PATIENCE, wait(&listener, &state, &endpoints.issuer)).await;
     let code = back.map_err(|_| {
-        Failure::from(anyhow!("nobody signed in within {PATIENCE:?}"))
+        Failure::from(anyhow!("the sign-in was not completed within {PATIENCE:?}"))
             .hint("on a machine without a browser: --device-code")
     })??;
     let grant = Grant::Code { client_id, code: &code, verifier: &verifier, redirect_uri: &redirect_uri };

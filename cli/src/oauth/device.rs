@@ -62,8 +62,9 @@ pub async fn sign_in(
             Ok(answer) => return Ok(answer),
             Err(error) => error,
         };
-        let over =
-            || Failure::from(anyhow!("nobody entered the code {user_code} in time")).hint("run the same command again");
+        let over = || {
+            Failure::from(anyhow!("the code {user_code} was not entered in time")).hint("run the same command again")
+        };
         match error.downcast_ref::<Refused>().map(|refused| refused.error.as_str()) {
             Some("authorization_pending") if Instant::now() < end => {}
             Some("slow_down") if Instant::now() < end => interval = (interval + INTERVAL).min(INTERVAL_MAX),

@@ -17,7 +17,7 @@ pub fn set(table: &mut Table, key: &str, text: &str) -> anyhow::Result<()> {
     for part in parts {
         match place.entry(part).or_insert_with(|| Value::Table(Table::new())) {
             Value::Table(inner) => place = inner,
-            _ => bail!("{key}: {part} is no table"),
+            _ => bail!("{key}: {part} is not a table"),
         }
     }
     place.insert(last.to_owned(), value);

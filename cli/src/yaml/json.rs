@@ -18,7 +18,7 @@ pub fn json(node: &Node) -> anyhow::Result<Value> {
         Content::Map(entries) => {
             let mut map = Map::new();
             for (key, value) in entries {
-                let key = key.as_str().ok_or_else(|| anyhow!("it has a key that is no text"))?;
+                let key = key.as_str().ok_or_else(|| anyhow!("it has a key that is not text"))?;
                 map.insert(key.to_owned(), json(value).with_context(|| format!("the value of {key}"))?);
             }
             Value::Object(map)

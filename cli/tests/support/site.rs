@@ -27,7 +27,7 @@ pub struct Site {
 }
 
 impl Site {
-    /// Starts a gateway; nobody is signed in yet.
+    /// Starts a gateway; no user is signed in yet.
     pub fn start(more: &[&str]) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let state = text(&dir.path().join("state"));

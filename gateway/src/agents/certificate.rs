@@ -178,7 +178,7 @@ async fn issue(
         && let Some(other) = call.control.store.other_of_uid(uid, &stored.key).await?
     {
         // For the operator alone: an agent must not learn what others have, nor be kept out by what they say.
-        tracing::warn!(cluster.id = %id, other, "two resources say that they are the same Kubernetes cluster, each created by somebody else");
+        tracing::warn!(cluster.id = %id, other, "two resources say that they are the same Kubernetes cluster, and were created by different principals");
     }
     tracing::info!(cluster.id = %id, serial = certified.serial, ends = instant(ends_ms), renewed = uid.is_none(), "certificate issued");
     Reply::json(&Certificate {
@@ -228,7 +228,7 @@ fn request(der: &[u8], id: &ClusterId, principal: &str) -> Result<AgentRequest, 
 
 /// 401, the same for every reason.
 pub fn not_proved() -> ApiError {
-    let message = "The proof does not hold: there is no such cluster, or its public key is another one, or the challenge was used or has ended. Check that the onboarding key is the one that the resource was created with (`towline connect` makes a new one), and ask for a fresh challenge.";
+    let message = "The proof is not valid: there is no such cluster, or its public key is another one, or the challenge was used or has expired. Check that the onboarding key is the one that the resource was created with (`towline connect` makes a new one), and ask for a fresh challenge.";
     ApiError::of(StatusCode::UNAUTHORIZED, codes::INVALID_PROOF, message)
 }
 

@@ -126,7 +126,7 @@ async fn created(
 
 /// 401, the same for every reason.
 fn not_held() -> ApiError {
-    let message = "The enrolment token does not hold: it was used or withdrawn, has ended, is none, lends a right that its maker has no more, or was spent on a name that it cannot be used for. Ask for a new one (`towline connect` with a sign-in needs none).";
+    let message = "The enrolment token is not valid: it was used or withdrawn, has expired, is not an enrolment token, lends a right that its maker no longer has, or was used for a name that it does not allow. Ask for a new one (`towline connect` with a sign-in needs none).";
     ApiError::of(StatusCode::UNAUTHORIZED, codes::INVALID_PROOF, message).at("token")
 }
 

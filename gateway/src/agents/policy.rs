@@ -38,7 +38,7 @@ async fn told(snapshot: Arc<Snapshot>, cluster: &ClusterId) -> Result<Told, ApiE
 /// The answer.
 pub async fn serve(call: &Call, agent: &Agent) -> Result<Reply, ApiError> {
     let Some(issuer) = call.core.issuer.load_full() else {
-        let message = "This gateway has no issuer of its own whose keys agents could have pinned, so nobody vouches for roles and assignments; remove azure_rbac from the agent's settings, or run the built-in issuer.";
+        let message = "This gateway has no issuer of its own whose keys agents could have pinned, so roles and assignments cannot be verified; remove azure_rbac from the agent's settings, or run the built-in issuer.";
         return Err(ApiError::of(StatusCode::NOT_FOUND, "PolicyNotAvailable", message));
     };
     let cluster = &agent.cluster.id;

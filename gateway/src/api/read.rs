@@ -504,7 +504,7 @@ fn place(call: &Call<'_>) -> Result<At, ApiError> {
     let Some(token) = call.parameter("$skipToken")? else { return Ok(At::default()) };
     let place = BASE64.decode(token).ok().and_then(|sealed| call.control.unseal(TOKEN, &sealed));
     place.and_then(|place| serde_json::from_value(place).ok()).ok_or_else(|| {
-        let message = "The query parameter '$skipToken' is none of this gateway's; follow nextLink as it is.";
+        let message = "The query parameter '$skipToken' is not one of this gateway's; follow nextLink as it is.";
         ApiError::bad_request("InvalidQueryParameterValue", message).at("$skipToken")
     })
 }

@@ -153,9 +153,10 @@ fn writable(call: &Call<'_>, id: &ResourceId) -> Result<(&'static dyn Kind, &'st
     let kind = read::kind_of(id)?;
     let version = call.version(kind)?;
     if !kind.is_writable() {
-        return Err(
-            ApiError::method_not_allowed("such come from the gateway's configuration").with(header::ALLOW, "GET, HEAD")
-        );
+        return Err(ApiError::method_not_allowed(
+            "this resource is defined in the gateway's configuration file and cannot be changed through the API",
+        )
+        .with(header::ALLOW, "GET, HEAD"));
     }
     let fits = match (kind.place(), id.parent()) {
         (Place::Subscription, Some(parent)) => parent.is(types::api::id::SUBSCRIPTIONS),

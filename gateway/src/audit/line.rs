@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn d11_a_long_text_is_cut_between_two_characters() {
+    fn a_long_text_is_cut_between_two_characters() {
         let mut known = known();
         known.set(Text::User, &format!("x{}", "é".repeat(TEXT_BYTES)));
         known.set(Text::Path, &"p".repeat(TEXT_BYTES));

@@ -61,10 +61,10 @@ pub const TABLES: &[Table] = &[
     many("issuers", "Who may issue users' tokens, the built-in one too. Agents need the same tables.", ISSUER_KEYS),
     many(
         "clusters",
-        "Clusters beside those of [api]. The API neither creates nor changes a cluster of this list.",
+        "Clusters in addition to those of [api]. The API neither creates nor changes a cluster of this list.",
         CLUSTERS,
     ),
-    many("grants", "Rights to reach clusters, beside roles of [api].", GRANTS),
+    many("grants", "Rights to reach clusters, in addition to roles of [api].", GRANTS),
     many("disabled", "Who is refused everywhere, whatever their token says.", DISABLED),
 ];
 
@@ -125,9 +125,9 @@ const AGENTS: &[Key] = &[
     Key::default(
         "statement_lifetime",
         "\"1h\"",
-        "How long a cluster decides by the roles and assignments that it was told last while it hears nothing of the gateway; for so long a withdrawn right may hold there.",
+        "How long a cluster decides by the roles and assignments that it received last while it hears nothing from the gateway; a withdrawn right may be valid there for that time.",
     ),
-    Key::default("token_audiences", "[]", "Audiences beside the gateway's URL that clusters get tokens for."),
+    Key::default("token_audiences", "[]", "Audiences that clusters get tokens for, in addition to the gateway's URL."),
 ];
 
 const AUDIT: &[Key] = &[Key::default("file", "\"-\"", "A file that is appended to; - is standard output.")];
@@ -160,7 +160,7 @@ const SESSIONS: &[Key] = &[
     Key::default(
         "reauthorise_every",
         "\"30s\"",
-        "How often the right of an open session is looked at again, beside each change of rights.",
+        "How often an open session is authorised again, in addition to each change of rights.",
     ),
     Key::default("outlive_token", "\"8h\"", "How long a session may outlive its token; 0s is strict."),
 ];
@@ -186,7 +186,7 @@ const API: &[Key] = &[
     Key::example(
         "postgres_url_file",
         "\"postgres.url\"",
-        "A file, mode 0600, with postgres://<user>:<password>@<host>/<database>, in place of store_file.",
+        "A file, mode 0600, with postgres://<user>:<password>@<host>/<database>, instead of store_file.",
     ),
     Key::required(
         "store_key_file",

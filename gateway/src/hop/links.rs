@@ -246,7 +246,7 @@ impl Hops {
                 changed = authorities.changed() => {
                     let roots = self.identity.roots();
                     if changed.is_err() || !is_still_of(&link.chain, &roots, SystemTime::now()) {
-                        link.handle.close(CloseCode::Unauthorised, "the replica's certificate holds no more");
+                        link.handle.close(CloseCode::Unauthorised, "the replica's certificate has expired or is no longer trusted");
                     }
                 }
                 () = &mut renew => return End::Renew,

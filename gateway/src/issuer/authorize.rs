@@ -59,7 +59,7 @@ impl Issuer {
     fn back(&self, form: &Form) -> Result<(PublicClient, Back), Refusal> {
         let client = self.public_client(form)?;
         let uri = form.get("redirect_uri").ok_or(Refusal::Request("redirect_uri is missing"))?;
-        let to = client.redirect(uri).ok_or(Refusal::Request("redirect_uri is none of this client's"))?;
+        let to = client.redirect(uri).ok_or(Refusal::Request("redirect_uri is not one of this client's"))?;
         let form_post = form.get("response_mode") == Some("form_post");
         Ok((client, Back { to, state: form.get("state").map(str::to_owned), form_post }))
     }

@@ -420,7 +420,7 @@ fn leave_note(folder: &Path) {
         return;
     }
     if let Err(error) = files::write_private(&note, NOTE.as_bytes()) {
-        tracing::warn!(%error, "the built-in issuer's files are not read any more, and no note beside them says so");
+        tracing::warn!(%error, "the built-in issuer's files are no longer read, and no note in their folder says so");
     }
 }
 

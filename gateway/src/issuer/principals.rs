@@ -48,7 +48,7 @@ pub enum PrincipalsError {
     Kept(#[from] KeptError),
     /// The name cannot be one.
     #[error(
-        "{0:?} is no name of a service principal: 1 to {NAME_BYTES} characters, no control character, no ':', no GUID"
+        "{0:?} is not a name of a service principal: 1 to {NAME_BYTES} characters, no control character, no ':', no GUID"
     )]
     Name(String),
     /// The name is in use.

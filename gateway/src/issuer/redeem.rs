@@ -107,7 +107,7 @@ impl Issuer {
         let refreshed = self.state.rotate(token.clone(), client.id, now).await?;
         let Some(refreshed) = refreshed else {
             self.state.count(peer, wrong, now).await?;
-            return Err(Refusal::Code("the refresh token is no good any more: sign in again"));
+            return Err(Refusal::Code("the refresh token has expired or was revoked: sign in again"));
         };
         let mut wish = refreshed.wish;
         if named {
@@ -126,7 +126,7 @@ impl Issuer {
     async fn worth(&self, worth: Worth, form: &Form) -> Result<Minted, Refusal> {
         let Worth { wish, consent, nonce, family, refresh } = worth;
         self.state.is_current()?;
-        let user = self.still(&consent).ok_or(Refusal::Code("the user may not sign in any more"))?;
+        let user = self.still(&consent).ok_or(Refusal::Code("the user may no longer sign in"))?;
         let now = self.now();
         let life = self.life(form)?;
         let id_token = match wish.openid {

@@ -107,7 +107,7 @@ impl Refusal {
                 (StatusCode::BAD_REQUEST, "invalid_tenant", format!("there is no tenant {tenant} here").into())
             }
             Self::Scope(why) => bad("invalid_scope", why),
-            Self::GrantType => bad("unsupported_grant_type", "this grant_type is none of grant_types_supported"),
+            Self::GrantType => bad("unsupported_grant_type", "this grant_type is not one of grant_types_supported"),
             Self::Code(why) => bad("invalid_grant", why),
             Self::ResponseType => bad("unsupported_response_type", "response_type must be code"),
             Self::LoginRequired => bad("login_required", "nobody stays signed in here"),

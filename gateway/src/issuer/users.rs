@@ -45,7 +45,7 @@ pub enum UsersError {
     Keys(#[from] KeysError),
     /// The name cannot be one.
     #[error(
-        "{0:?} is no name of a user or group: 1 to {NAME_BYTES} characters, none of them a control character or ':'; a user's is no GUID"
+        "{0:?} is not a name of a user or group: 1 to {NAME_BYTES} characters, none of them a control character or ':'; a user's is not a GUID"
     )]
     Name(String),
     /// No such user.

@@ -29,6 +29,7 @@ use types::{limits, version::Features};
 
 use super::relay;
 use crate::{
+    admission::accept::next,
     core::Core,
     hop::{
         Hops,
@@ -50,7 +51,7 @@ const LONGEST_SLEEP: Duration = Duration::from_secs(24 * 3600);
 
 /// Accepts connections of other replicas until the gateway drains.
 pub async fn listen(core: Arc<Core>, hops: Arc<Hops>, listener: TcpListener) {
-    while let Some((socket, peer)) = crate::listen::next(&core, &listener, "other replicas").await {
+    while let Some((socket, peer)) = next(&core.shutdown, &listener, "other replicas").await {
         let (core, hops) = (Arc::clone(&core), Arc::clone(&hops));
         core.tasks.clone().spawn("peer", async move {
             if let Err(error) = connection(&core, &hops, socket, peer).await {
@@ -150,7 +151,7 @@ async fn serve(core: &Arc<Core>, hops: &Hops, dialled: Dialled) {
             }
             _ = authorities.changed() => {
                 if !is_still_of(&chain, &hops.identity.roots(), SystemTime::now()) {
-                    handle.close(CloseCode::Unauthorised, "the replica's certificate holds no more");
+                    handle.close(CloseCode::Unauthorised, "the replica's certificate has expired or is no longer trusted");
                 }
             }
             () = tokio::time::sleep(until_end.min(LONGEST_SLEEP)) => {

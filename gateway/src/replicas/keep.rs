@@ -121,7 +121,7 @@ impl Keeper {
                 Ok(false) => {
                     tracing::error!(
                         replica = self.replicas.name(),
-                        "another process has started with this replica's name: nothing is admitted here any more. Give each replica a name of its own"
+                        "another process has started with this replica's name: this process admits no more requests. Give each replica a name of its own"
                     );
                     return;
                 }

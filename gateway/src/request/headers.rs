@@ -180,7 +180,7 @@ pub fn impersonation(headers: &mut HeaderMap) -> Result<Option<HeaderValue>, Ref
     let mut users = headers.get_all("impersonate-user").iter();
     match (users.next(), users.next()) {
         (Some(user), None) => Ok(Some(user.clone())),
-        (None, _) => Err(refuse("Impersonate-Group, -Uid and -Extra need Impersonate-User beside them")),
+        (None, _) => Err(refuse("Impersonate-Group, -Uid and -Extra need Impersonate-User as well")),
         (Some(_), Some(_)) => Err(refuse("Impersonate-User is there twice")),
     }
 }

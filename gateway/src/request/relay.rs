@@ -192,7 +192,7 @@ fn carry_out(
         }
         if head.status == StatusCode::SWITCHING_PROTOCOLS {
             let (Some(asked), Some(send), Some(on_upgrade)) = (&request.upgrade, up.sender, request.on_upgrade) else {
-                return Err(bad_answer("the cluster changed protocols though nobody asked"));
+                return Err(bad_answer("the cluster switched protocols without a request to do so"));
             };
             check_switch(asked, &head)?;
             let record = custody.hand_over();

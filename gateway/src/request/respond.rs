@@ -177,8 +177,8 @@ impl Refusal {
             Kind::ConnectOff => Answer::new(
                 StatusCode::FORBIDDEN,
                 "Forbidden",
-                "the feature cluster-connect is switched off for this cluster, so that nobody can reach it from here; \
-                 who may write the cluster switches it on (towline enable-features --features cluster-connect)",
+                "the feature cluster-connect is switched off for this cluster, so that it cannot be reached from here; \
+                 a principal that may write the cluster can switch it on (towline enable-features --features cluster-connect)",
             ),
             Kind::Limit { name, value } => Answer::new(
                 StatusCode::TOO_MANY_REQUESTS,
@@ -217,7 +217,7 @@ impl Refusal {
             Kind::NotTaken { passing: true } => Answer::new(
                 StatusCode::SERVICE_UNAVAILABLE,
                 "ServiceUnavailable",
-                "the cluster's agent took no more requests at this moment; nothing was done, try again",
+                "the cluster's agent accepted no further request at this moment; nothing was done, try again",
             ).after_a_second(),
             Kind::NotTaken { passing: false } => Answer::new(
                 StatusCode::BAD_GATEWAY,

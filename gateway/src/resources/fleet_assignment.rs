@@ -449,7 +449,7 @@ impl Kind for FleetAssignments {
 fn no_state(word: &str) -> ApiError {
     let shown: String = word.chars().take(64).collect();
     let message =
-        format!("'{shown}' is no state of a cluster; known are {}.", State::ALL.map(State::as_str).join(", "));
+        format!("'{shown}' is not a state of a cluster; known are {}.", State::ALL.map(State::as_str).join(", "));
     ApiError::bad_request("InvalidRequestContent", message).at("state")
 }
 
@@ -489,7 +489,7 @@ async fn template(own: &mut Map<String, Value>, writing: &Writing<'_>) -> Result
     let text = |name: &str| template.get(name).and_then(Value::as_str).unwrap_or_default().to_owned();
     let (name, kind_name) = (text("name"), text("type"));
     existing(template, &kind_name)?;
-    let kind = super::kind(&kind_name).ok_or_else(|| ApiError::internal("a type of templates is no kind"))?;
+    let kind = super::kind(&kind_name).ok_or_else(|| ApiError::internal("a type of templates is not a kind"))?;
     kind.check_name(&name).map_err(|detail| in_template(detail.into(), Some("name")))?;
     let old = writing.old.and_then(|old| old.body.get("properties")?.get("template")).filter(|old| old.is_object());
     if let Some(old) = old {

@@ -65,7 +65,7 @@ pub async fn brought(writing: &Writing<'_>, needing: Needing) -> Result<Option<B
     let known = writing.control.catalogue().is_some_and(|index| index.extension_type(TYPE).is_some());
     if !known {
         let message = format!(
-            "{plural} need the extension type {TYPE} in the cluster, and this gateway's catalogue of extensions has none: ask whoever runs the gateway to add it ([api] catalogue_dir)."
+            "{plural} need the extension type {TYPE} in the cluster, and this gateway's catalogue of extensions has none: ask the gateway's operator to add it ([api] catalogue_dir)."
         );
         return Err(conflict("FluxExtensionNotAvailable", message));
     }

@@ -328,7 +328,7 @@ fn bounded(permissions: Vec<RawPermission>) -> Result<Vec<RawPermission>, String
     }
     // No operation has an empty part: of a misspelt exception nobody would notice that it excepts nothing.
     match texts.iter().find(|pattern| pattern.split('/').any(str::is_empty)) {
-        Some(pattern) => Err(format!("'{pattern}' is no operation: a part of it between / and / is empty.")),
+        Some(pattern) => Err(format!("'{pattern}' is not an operation: a part of it between / and / is empty.")),
         None => Ok(permissions),
     }
 }

@@ -31,7 +31,9 @@ const NUMBERS: [(&str, &str); 2] = [
 #[derive(Debug, thiserror::Error)]
 pub enum MoveError {
     /// There is no SQLite database.
-    #[error("{0} is no store yet: there is nothing to move; name postgres_url_file in place of store_file, and start")]
+    #[error(
+        "{0} is not a store yet: there is nothing to move; name postgres_url_file instead of store_file, and start"
+    )]
     Nothing(PathBuf),
     /// Another process has the SQLite database open.
     #[error("{0} is in use: stop the gateway, and run this again")]

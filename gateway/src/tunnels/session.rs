@@ -147,6 +147,9 @@ fn end_if_untrusted(core: &Core, tunnel: &LiveTunnel, chain: &[CertificateDer<'s
         return;
     }
     if let Err(error) = Peer::verify(chain, &roots, SystemTime::now()) {
-        tunnel.handle.close(CloseCode::Unauthorised, &format!("the agent's certificate holds no more: {error}"));
+        tunnel.handle.close(
+            CloseCode::Unauthorised,
+            &format!("the agent's certificate has expired or is no longer trusted: {error}"),
+        );
     }
 }

@@ -73,7 +73,7 @@ fn s1_local_users_are_added_disabled_and_removed_by_the_operator() {
     assert!(code == 1 && String::from_utf8_lossy(&told).contains("no user \"ann\""));
     assert_ne!(user(&["add", "ann"]).1["objectId"], ann["objectId"], "somebody else");
     let (code, _, told) = user(&["add", "a:b"]);
-    assert!(code == 1 && String::from_utf8_lossy(&told).contains("no name of a user"));
+    assert!(code == 1 && String::from_utf8_lossy(&told).contains("not a name of a user"));
 }
 
 /// The signing keys of a gateway that was set up by `init`, as its operator replaces and revokes them.

@@ -68,7 +68,7 @@ pub enum VerifyError {
         seen: u64,
     },
     /// There are two of this revision.
-    #[error("there are two different indexes of revision {0}: its key is used by somebody else, or a copy was signed")]
+    #[error("there are two different indexes of revision {0}: its key is used elsewhere too, or a copy was signed")]
     Forked(u64),
     /// It has expired.
     #[error("the index has expired at {0}")]

@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn d11_lines_of_other_programs_are_shown_to_who_asks_for_them_only() {
+    fn lines_of_other_programs_are_shown_to_who_asks_for_them_only() {
         let captured = Captured::default();
         let writer = captured.clone();
         let (filter, handle) = reload::Layer::new(parse("debug").unwrap());

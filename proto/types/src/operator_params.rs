@@ -82,7 +82,7 @@ impl OperatorParams {
         let mut words = split(text)?.into_iter().peekable();
         while let Some(word) = words.next() {
             let Some(option) = word.strip_prefix("--").filter(|option| !option.is_empty()) else {
-                return Err(format!("'{}' is no operator parameter; they begin with --.", shown(&word)));
+                return Err(format!("'{}' is not an operator parameter; they begin with --.", shown(&word)));
             };
             let (name, value) = match option.split_once('=') {
                 Some((name, value)) => (name.to_owned(), Some(value.to_owned())),
@@ -256,9 +256,9 @@ mod tests {
         for (text, part) in [
             ("--git-url=https://elsewhere", "'--git-url' is not known; known are --git-branch,"),
             ("--git-verify-signatures", "'--git-verify-signatures' is not known"),
-            ("git-branch=x", "'git-branch=x' is no operator parameter"),
-            ("--", "'--' is no operator parameter"),
-            ("--git-readonly maybe", "'maybe' is no operator parameter"),
+            ("git-branch=x", "'git-branch=x' is not an operator parameter"),
+            ("--", "'--' is not an operator parameter"),
+            ("--git-readonly maybe", "'maybe' is not an operator parameter"),
             ("--git-branch", "'--git-branch' must be given a value"),
             ("--git-branch --git-readonly", "'--git-branch' must be given a value"),
             ("--git-branch=", "must be the name of a branch"),

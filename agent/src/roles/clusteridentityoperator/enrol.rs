@@ -72,7 +72,7 @@ impl Enroller {
         let challenge: Challenge =
             self.post(enrolment_paths::CHALLENGE, &ChallengeRequest { cluster_id: cluster_id.clone() }).await?;
         if challenge.challenge.len() > CHALLENGE_BYTES || decode(&challenge.challenge).is_none() {
-            return Err(ApiError::Unreadable("the challenge is no base64 of a fitting size".to_owned()));
+            return Err(ApiError::Unreadable("the challenge is not base64 of a fitting size".to_owned()));
         }
         let message = enrolment_message(&self.cluster, &challenge.challenge, &request.csr, kube_system_uid);
         let mut signature = vec![0; key.public_modulus_len()];

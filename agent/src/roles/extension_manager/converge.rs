@@ -363,9 +363,11 @@ impl<G: Library> Converge<'_, G> {
         status.record.own.drifted = Some(seen);
         let message = match revision {
             Some(revision) => {
-                format!("somebody changed the release: it has revision {revision}, which is not of this extension")
+                format!(
+                    "the release was changed from outside: it has revision {revision}, which this extension did not make"
+                )
             }
-            None => "somebody removed the release".to_owned(),
+            None => "the release was removed from outside".to_owned(),
         };
         let message = format!("{message}; it is not put right, because reconcile is \"report\"");
         let now = self.clock.now();

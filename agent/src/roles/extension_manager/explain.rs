@@ -302,7 +302,7 @@ const CAUSES: &[Cause] = &[
     Cause {
         texts: &["Apply failed with", "conflict with"],
         code: "FieldConflict",
-        hint: "somebody else manages the fields that are named: let one of both do it",
+        hint: "another manager owns the named fields: let only one of both set them",
         passes: false,
     },
     Cause {

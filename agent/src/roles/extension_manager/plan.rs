@@ -380,7 +380,7 @@ fn version<'a>(
     }
     above.or(present).map(Choice::from).ok_or_else(|| {
         none(format!(
-            "{current} is installed, which is not in the catalogue any more, and autoUpgradeMode lets it be upgraded to none of the others; give version"
+            "{current} is installed, which is no longer in the catalogue, and autoUpgradeMode allows an upgrade to none of the others; give version"
         ))
     })
 }
@@ -480,7 +480,7 @@ fn recovery(installed: Option<&Installed>, release: &Release, lately: SystemTime
     let is_ours = installed.is_some_and(|installed| installed.revision == 0);
     let is_worked_at = matches!(last.stage, Stage::Pending | Stage::Uninstalling);
     if is_worked_at && !is_ours && last.begun.is_some_and(|begun| begun > lately) {
-        let message = format!("helm of somebody else works at the release (revision {})", last.number);
+        let message = format!("another helm works at the release (revision {})", last.number);
         return Err(Problem::of(Fault::Cluster, "ReleaseBusy", message));
     }
     let noted = installed.map_or(0, |installed| installed.good);

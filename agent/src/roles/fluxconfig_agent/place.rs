@@ -64,7 +64,8 @@ impl Whose<'_> {
             (Self::Of(configuration), Some(owner)) if ours && owner == configuration => Ok(()),
             (Self::Shared, None) if ours && label(PART) == Some(APPLIER) => Ok(()),
             (_, Some(owner)) if ours => Err(format!("it belongs to the {}; rename one of the two", called(owner))),
-            _ => Err("there is one that somebody else made; remove it, or choose another name".to_owned()),
+            _ => Err("there is one already that this configuration did not make; remove it, or choose another name"
+                .to_owned()),
         }
     }
 }

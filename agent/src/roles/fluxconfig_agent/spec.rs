@@ -309,7 +309,7 @@ impl Properties {
     pub(super) fn bounded(&self) -> Result<(), Problem> {
         let text = self.reconciliation_wait_duration.as_deref().filter(|text| !text.is_empty());
         if text.is_some_and(|text| iso_duration(text).is_none_or(|wait| wait > WAIT_MAX)) {
-            return Err(invalid("reconciliationWaitDuration is no duration of ISO 8601 of at most a day"));
+            return Err(invalid("reconciliationWaitDuration is not a duration of ISO 8601 of at most a day"));
         }
         let git = self.git_repository.as_ref().map(|one| ([one.url.as_str(), ""], &one.pull));
         let bucket = self.bucket.as_ref().map(|one| ([one.url.as_str(), one.bucket_name.as_str()], &one.pull));

@@ -14,7 +14,7 @@ const VERSIONS: [&str; 2] = ["v1", "v1beta1"];
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {
     /// The body is not JSON, or too deep.
-    #[error("the body is no review: {0}")]
+    #[error("the body is not a review: {0}")]
     Json(#[from] types::json::JsonError),
     /// Another kind or version.
     #[error("expected a {kind} of {group}/v1 or {group}/v1beta1")]

@@ -106,7 +106,7 @@ impl Refusal {
 
     fn busy() -> Self {
         let message = format!(
-            "So many requests for tokens are judged at once: {AT_ONCE}, {OF_ONE_PEER} of one pod, {OF_ONE_ACCOUNT} of one service account. Ask again."
+            "Too many requests for tokens are under way: at most {AT_ONCE}, {OF_ONE_PEER} of one pod, {OF_ONE_ACCOUNT} of one service account. Try again."
         );
         Self { retry_after: Some(BUSY), ..Self::new(StatusCode::TOO_MANY_REQUESTS, "TooManyRequests", message) }
     }
@@ -192,7 +192,7 @@ impl Desk {
             Some(extension) => {
                 let own = self.reviews.of_extension(caller, extension).await;
                 let why_not = format!(
-                    "{user} is no service account that the chart of an extension '{extension}' made in the extension's namespace; nobody else has tokens of its identity."
+                    "{user} is not a service account that the chart of the extension '{extension}' made in the extension's namespace; no other account gets tokens of its identity."
                 );
                 if own.as_ref().is_ok_and(|own| own.as_deref() == Some("")) {
                     let message = format!("The extension '{extension}' has no identity yet; write it with one.");

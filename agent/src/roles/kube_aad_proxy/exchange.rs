@@ -251,7 +251,7 @@ impl Answer {
     fn to_plain(answer: Response<AnswerBody>) -> Result<Self, Refusal> {
         if answer.status().is_informational() {
             // 101 to a request that asked for no upgrade: what follows is no HTTP that anybody has judged.
-            return Err(bad_answer("the apiserver answered with a protocol switch that nobody asked for"));
+            return Err(bad_answer("the apiserver switched protocols without a request to do so"));
         }
         Self::of(answer)
     }

@@ -281,7 +281,7 @@ impl UpstreamHead {
             Principal::Impersonated(subject) => write_subject(&mut headers, subject)?,
             Principal::PassThrough { token, asked } => {
                 let mut value = HeaderValue::try_from(format!("Bearer {}", token.expose_secret()))
-                    .map_err(|_| Refusal::unauthorized(STAGE, "the token is no header value"))?;
+                    .map_err(|_| Refusal::unauthorized(STAGE, "the token is not a header value"))?;
                 value.set_sensitive(true);
                 headers.insert(header::AUTHORIZATION, value);
                 if let Some(Asked { user, uid, groups, extra }) = asked.clone() {
@@ -404,7 +404,7 @@ fn names_somebody(name: &str) -> bool {
 fn write_subject(headers: &mut HeaderMap, subject: &Subject) -> Result<(), Refusal> {
     let value = |text: &str| {
         HeaderValue::from_bytes(text.as_bytes())
-            .map_err(|_| Refusal::forbidden(STAGE, "a name of the identity is no header value"))
+            .map_err(|_| Refusal::forbidden(STAGE, "a name of the identity is not a header value"))
     };
     headers.insert(USER, value(&subject.user)?);
     if let Some(uid) = &subject.uid {
@@ -415,7 +415,7 @@ fn write_subject(headers: &mut HeaderMap, subject: &Subject) -> Result<(), Refus
     }
     for (key, values) in &subject.extra {
         let name = HeaderName::try_from(format!("impersonate-extra-{}", encode_key(key)))
-            .map_err(|_| Refusal::forbidden(STAGE, "a key of the identity's extra is no header name"))?;
+            .map_err(|_| Refusal::forbidden(STAGE, "a key of the identity's extra is not a header name"))?;
         for text in values {
             headers.append(name.clone(), value(text)?);
         }

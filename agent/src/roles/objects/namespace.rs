@@ -14,7 +14,7 @@ pub fn refusal(namespace: &str, own: &str) -> Option<&'static str> {
         && !namespace.starts_with('-')
         && !namespace.ends_with('-');
     if !is_label {
-        Some("is no name of a namespace")
+        Some("is not a name of a namespace")
     } else if namespace == own {
         Some("is the agents' own")
     } else if namespace.starts_with(RESERVED) {

@@ -279,7 +279,7 @@ impl<K: Kind> Store<K> {
                 Err(err) => return Err(wrong(&what, &err)),
             }
         }
-        Err(format!("{what}: somebody else writes it at the same time"))
+        Err(format!("{what}: another writer changed it at the same time"))
     }
 
     /// So far it is from now on. Memory has it at once; the custom resource may get it later.

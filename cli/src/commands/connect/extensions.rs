@@ -208,7 +208,8 @@ impl Typed {
             return Ok("as before");
         }
         let Some(named) = settings.catalogue.as_ref().filter(|named| !named.keys.is_empty()) else {
-            let error = anyhow!("nobody says which keys sign the catalogue of extensions: the gateway serves none");
+            let error =
+                anyhow!("the keys that sign the catalogue of extensions are unknown: the gateway serves no catalogue");
             return Err(
                 Failure::usage(error).hint("--catalogue-key FILE, as `towline catalogue init` wrote it (*.pub)")
             );

@@ -158,7 +158,7 @@ impl Prepared {
             let asking = token::enrolled(&self.api, &self.id, key);
             self.enrolled = steps.run("Asking whether the cluster is enrolled already", asking).await?;
             if self.enrolled.is_none() && !is_typed {
-                steps.note("a key of before is there, which the gateway has no cluster for: it is enrolled anew");
+                steps.note("a key of a previous connection is there, for which the gateway has no cluster: the cluster is enrolled again");
             }
             self.is_key_of_cluster &= self.enrolled.is_some();
         }
@@ -459,7 +459,7 @@ async fn fits(
             );
             let hint = format!("towline delete -n {name} -g {group}");
             return Err(Failure::from(error).hint(if by_token {
-                format!("{hint}; or, if that resource is nobody's any more, --force replaces its agents")
+                format!("{hint}; or, if that resource is no longer in use, --force replaces its agents")
             } else {
                 hint
             }));
@@ -471,7 +471,7 @@ async fn fits(
         let error =
             anyhow!("The connected cluster resource {} corresponds to a different Kubernetes cluster", id.name());
         let hint = format!(
-            "choose another name; if it is this cluster's: --existing; if it is nobody's any more: towline delete -n {} -g {}",
+            "choose another name; if it is this cluster's: --existing; if it is no longer in use: towline delete -n {} -g {}",
             id.name(),
             id.resource_group().unwrap_or_default()
         );

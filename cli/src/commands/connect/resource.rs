@@ -138,7 +138,7 @@ fn explain(failure: Failure, prepared: &Prepared) -> Failure {
     let name = prepared.id.name();
     match ApiError::behind(&failure).map(|error| (error.status, error.code.clone())) {
         Some((StatusCode::PRECONDITION_FAILED, _)) => failure.hint(format!(
-            "somebody else has just made {name}: choose another name, or --existing if it is this cluster's"
+            "another caller has just created {name}: choose another name, or --existing if it is this cluster's"
         )),
         Some((StatusCode::CONFLICT, code)) if code == "PublicKeyMismatch" => failure.hint(
             "agents with another key are connected: --key-file FILE with that key, or towline delete first".to_owned(),

@@ -70,7 +70,7 @@ impl OneTime {
             (None, None) => return Ok(None),
         };
         let group = group_of(secret.expose_secret()).ok_or_else(|| {
-            Failure::usage(anyhow!("--token: this is no enrolment token"))
+            Failure::usage(anyhow!("--token: this is not an enrolment token"))
                 .hint("who may connect clusters makes one: towline enrolment-token create -g GROUP")
         })?;
         let typed = args.cluster.resource_group.as_deref();
@@ -135,7 +135,7 @@ pub async fn is_deleted(api: &Api, id: &ResourceId, key: &OnboardingKey) -> bool
 }
 
 async fn question(api: &Api, id: &ResourceId, key: &OnboardingKey) -> Outcome<Answer> {
-    let cluster: ClusterId = id.as_str().parse().with_context(|| format!("{id} is no cluster"))?;
+    let cluster: ClusterId = id.as_str().parse().with_context(|| format!("{id} is not a cluster"))?;
     let named = ChallengeRequest { cluster_id: id.as_str().to_owned() };
     let fresh = ask(api, enrolment_paths::CHALLENGE, &named).await?;
     let fresh: Challenge = serde_json::from_value(fresh.body).context("the gateway's challenge")?;

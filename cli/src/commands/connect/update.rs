@@ -242,7 +242,7 @@ async fn apply_and_wait(
         cluster,
         namespace,
         within: update.wait.limit.max(Duration::from_secs(1)),
-        hint: "agents of before hold their tunnel until new ones have one: towline update again with what is right, or towline troubleshoot",
+        hint: "the previous agents keep their tunnel until the new ones have one: run towline update again with the right values, or towline troubleshoot",
     };
     waiting.until(steps, async || status(&api, id).await).await?;
     steps.end("connected");

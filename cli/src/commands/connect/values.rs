@@ -321,7 +321,7 @@ fn decide_by_roles(values: &mut Values) -> Outcome<()> {
     let name = values.issuers.iter().find(pinned).and_then(|issuer| issuer.get("name")).and_then(Value::as_str);
     let Some(name) = name else {
         return Err(Failure::usage(anyhow!(
-            "--azure-rbac: the gateway has no issuer of its own whose keys could be pinned in the cluster, so nobody vouches for roles and assignments"
+            "--azure-rbac: the gateway has no issuer of its own whose keys could be pinned in the cluster, so roles and assignments cannot be verified"
         )));
     };
     name.clone_into(&mut values.azure_rbac.issuer);

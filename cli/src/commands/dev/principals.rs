@@ -126,6 +126,6 @@ pub fn rotate(dir: &Path, name: &str, append: bool, life: Duration) -> Outcome<S
         Ok((name, new))
     })?;
     keep(&state, &name, &new)?;
-    let others = if append { "the ones before stay good" } else { "the ones before are no good any more" };
+    let others = if append { "the previous ones still work" } else { "the previous ones no longer work" };
     Ok(format!("service principal {name} has a new secret in {}; {others}", state.secret_file(&name).display()))
 }

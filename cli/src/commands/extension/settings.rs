@@ -45,7 +45,7 @@ pub fn file(path: &Path) -> anyhow::Result<Map<String, Value>> {
     let root = document.root.ok_or_else(|| anyhow!("{shown} is empty"))?;
     let mut found = Map::new();
     if !matches!(root.content, Content::Map(_)) {
-        bail!("{shown} is no map of settings");
+        bail!("{shown} is not a map of settings");
     }
     flatten("", &root, &mut found).with_context(|| format!("{shown}"))?;
     Ok(found)
@@ -56,10 +56,10 @@ fn flatten(at: &str, node: &Node, found: &mut Map<String, Value>) -> anyhow::Res
     match &node.content {
         Content::Map(entries) => {
             if entries.is_empty() {
-                bail!("{} is an empty map, which is no value of a setting", named(at));
+                bail!("{} is an empty map, which is not a value of a setting", named(at));
             }
             for (name, value) in entries {
-                let name = name.as_str().with_context(|| format!("{} has a key that is no text", named(at)))?;
+                let name = name.as_str().with_context(|| format!("{} has a key that is not text", named(at)))?;
                 // Dots of a name are its own in the file, and separate names in a setting.
                 let escaped =
                     if at.is_empty() { name.to_owned() } else { format!("{at}.{}", name.replace('.', "\\.")) };
@@ -68,7 +68,7 @@ fn flatten(at: &str, node: &Node, found: &mut Map<String, Value>) -> anyhow::Res
         }
         Content::List(values) => {
             if values.is_empty() {
-                bail!("{} is an empty list, which is no value of a setting", named(at));
+                bail!("{} is an empty list, which is not a value of a setting", named(at));
             }
             for (number, value) in values.iter().enumerate() {
                 flatten(&format!("{at}[{number}]"), value, found)?;

@@ -173,7 +173,7 @@ fn selects_others(there: &Value, new: &Value) -> Option<String> {
     };
     (before != now).then(|| {
         format!(
-            "The assignment is for {} and would be for {}. Take its configuration out of the clusters that are not selected any more (there are {} now), with what its kustomizations with prune made there?",
+            "The assignment is for {} and would be for {}. Take its configuration out of the clusters that are no longer selected (there are {} now), with what its kustomizations with prune made there?",
             text(&before),
             text(&now),
             there["properties"]["counts"]["matched"].as_u64().unwrap_or_default(),
@@ -271,12 +271,12 @@ fn parsed(text: &str) -> anyhow::Result<(Option<String>, Map<String, Value>)> {
     }
     let root = document.root.ok_or_else(|| anyhow!("it is empty"))?;
     let Value::Object(mut whole) = yaml::json(&root)? else {
-        return Err(anyhow!("it is no map; expected a configuration, or its properties"));
+        return Err(anyhow!("it is not a map; expected a configuration, or its properties"));
     };
     let name = whole.get("name").and_then(Value::as_str).map(str::to_owned);
     match whole.remove("properties") {
         Some(Value::Object(properties)) => Ok((name, properties)),
-        Some(_) => Err(anyhow!("its properties are no map")),
+        Some(_) => Err(anyhow!("its properties are not a map")),
         None if whole.contains_key("apiVersion") => Err(anyhow!(
             "it is an object of Kubernetes; expected the properties of a flux configuration, such as gitRepository and kustomizations"
         )),

@@ -108,7 +108,7 @@ fn read<'a>(typed: impl Iterator<Item = &'a str>) -> Result<(String, Value), Str
             "disable_health_check" | "disable-health-check" => ("wait", (!flag()?).into()),
             _ => {
                 return Err(format!(
-                    "{key} is none of name, path, depends_on, timeout, sync_interval, retry_interval, prune, force, wait, substitute.NAME, substitute_from"
+                    "{key} is not one of name, path, depends_on, timeout, sync_interval, retry_interval, prune, force, wait, substitute.NAME, substitute_from"
                 ));
             }
         };

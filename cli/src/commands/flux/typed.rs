@@ -73,7 +73,7 @@ pub fn encoded(typed: Option<&SecretString>, file: Option<&PathBuf>, options: Op
             let text = text.expose_secret().trim();
             match BASE64.decode(text) {
                 Ok(_) => Ok(Some(text.to_owned())),
-                Err(_) => Err(Failure::usage(anyhow!("{} is no Base64", options.0))
+                Err(_) => Err(Failure::usage(anyhow!("{} is not Base64", options.0))
                     .hint(format!("the file as it is: {} FILE", options.1))),
             }
         }

@@ -329,7 +329,7 @@ fn judge_certificate(name: &'static str, data: &Value, place: &Place, now: Syste
         Err(error) => Finding::new(
             name,
             State::Failed,
-            format!("what is in {place} is no certificate with its key: {}", chain(&error)),
+            format!("what is in {place} is not a certificate with its key: {}", chain(&error)),
         )
         .remedy(again),
     }

@@ -336,7 +336,7 @@ async fn g13_name_that_somebody_else_has_is_never_taken_over() {
     assert_eq!(url, "https://x.example/y.git");
     let failure = site.summary("first").await["failures"][0].clone();
     assert_eq!(failure["code"], "NameTaken");
-    assert!(failure["message"].as_str().unwrap().contains("somebody else made it"), "{failure}");
+    assert!(failure["message"].as_str().unwrap().contains("not made by this assignment"), "{failure}");
     // A second assignment says who has the name.
     site.wants("second", wanted(json!({}))).await;
     site.roll().await;

@@ -90,7 +90,7 @@ async fn c9_lists_of_many_are_whole_and_know_each_status() {
     assert_eq!(found, expected.chain([pattern]).collect::<Vec<_>>());
 }
 
-/// Figures of extensions; those of 2026 are in docs/measurements/2026-11-28-extensions.md.
+/// Figures of extensions; those of 2026 are in docs/measurements/2026-11-28.md.
 #[tokio::test]
 #[ignore = "a measurement"]
 async fn e1_ten_thousand_clusters_with_five_extensions_each() {

@@ -73,7 +73,7 @@ impl Fault {
             Self::Size => return Kind::HeadTooLarge { name: "header bytes", value: limits::HEADER_LIST_BYTES },
             Self::LineEnd => "the request cannot be read as HTTP/1.1: lines end in CR LF",
             Self::Folded => "a header goes on in the next line",
-            Self::Name => "a header line is no name, colon and value",
+            Self::Name => "a header line is not a name, colon and value",
             Self::Value => "a header's value has a control character",
             Self::TwoLengths => "a request has Content-Length or Transfer-Encoding, not both",
             Self::Length => "Content-Length must be one whole number, once",

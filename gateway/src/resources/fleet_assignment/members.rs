@@ -229,7 +229,7 @@ pub async fn look(control: &Control, assignment: &Assignment, refused: &Refusals
                     others.entry(managed.key()).or_default().push(place);
                     format!("the fleet assignment '{}' has it", managed.by)
                 }
-                None => "somebody else made it, and it is not taken over".to_owned(),
+                None => "it exists already and was not made by this assignment; it is not taken over".to_owned(),
             };
             let message = format!("The name '{}' is taken in this cluster: {whose}.", assignment.name);
             member.why = Some(("NameTaken".to_owned(), message));

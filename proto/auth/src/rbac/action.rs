@@ -19,7 +19,7 @@ pub struct Action {
 
 /// Why a text is no [`Pattern`] (feature Z4: answered with 400).
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("'{text}' is no operation: {why}")]
+#[error("'{text}' is not an operation: {why}")]
 pub struct InvalidPattern {
     text: String,
     why: &'static str,

@@ -45,7 +45,7 @@ pub enum TokenError {
     #[error("the token's algorithm {0} is not accepted for this issuer")]
     Algorithm(&'static str),
     /// `kid` is no short plain text.
-    #[error("the token's key id is no plain text of at most {limit} characters", limit = super::jws::KID_BYTES)]
+    #[error("the token's key id is not plain text of at most {limit} characters", limit = super::jws::KID_BYTES)]
     BadKeyId,
     /// No `kid`, and several keys fit.
     #[error("the token names no key and several of the issuer's keys fit")]

@@ -116,7 +116,7 @@ impl Header {
                 let typ = typ.to_ascii_lowercase();
                 Some(typ.strip_prefix("application/").map_or(typ.clone(), str::to_owned))
             }
-            Some(_) => return Err(TokenError::Malformed("its typ is no text")),
+            Some(_) => return Err(TokenError::Malformed("its typ is not text")),
         };
         Ok(Self { alg: alg.clone(), kid, typ })
     }

@@ -65,7 +65,7 @@ impl Metadata {
         let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
         let valid = (1..=128).contains(&name.len()) && name.bytes().all(plain) && !name.starts_with(['.', '-']);
         if !valid {
-            return Err(format!("{name:?} is no name of a chart"));
+            return Err(format!("{name:?} is not a name of a chart"));
         }
         let version = written.version.ok_or("there is no version")?.parse();
         let kube_version = written.kube_version.filter(|range| !range.trim().is_empty());

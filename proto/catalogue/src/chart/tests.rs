@@ -88,7 +88,7 @@ fn metadata_of_two_readings_or_not_whole_is_refused() {
         ("apiVersion: v3\nname: web\nversion: 1.0.0\n", "v1 and v2 are known"),
         ("apiVersion: v2\nversion: 1.0.0\n", "there is no name"),
         ("apiVersion: v2\nname: web\n", "there is no version"),
-        ("apiVersion: v2\nname: ../web\nversion: 1.0.0\n", "is no name of a chart"),
+        ("apiVersion: v2\nname: ../web\nversion: 1.0.0\n", "is not a name of a chart"),
         ("apiVersion: v2\nname: web\nversion: 1.0\n", "version: \"1.0\" is not a version"),
         ("apiVersion: v2\nname: web\nversion: 1.0.0\nkubeVersion: new\n", "kubeVersion: \"new\" is not"),
         ("apiVersion: v2\nname: web\nname: other\nversion: 1.0.0\n", "duplicate"),

@@ -73,7 +73,7 @@ fn scopes(scopes: &SupportedScopes, place: &str) -> Result {
     )?;
     scopes.cluster_scope_settings.as_ref().map_or(Ok(()), |settings| {
         let namespace = &settings.default_release_namespace;
-        require(namespace.len() <= 63 && is_label(namespace), &place, "the namespace is no name of a namespace")
+        require(namespace.len() <= 63 && is_label(namespace), &place, "the namespace is not a name of a namespace")
     })
 }
 

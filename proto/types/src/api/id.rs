@@ -29,7 +29,7 @@ pub enum InvalidId {
     NoSubscription,
     /// A segment that cannot be one.
     #[error(
-        "{0:?} is no name: 1 to {NAME_CHARACTERS} characters, no '/', '\\', '%', '?', '#', no control characters, not '.' or '..'"
+        "{0:?} is not a name: 1 to {NAME_CHARACTERS} characters, no '/', '\\', '%', '?', '#', no control characters, not '.' or '..'"
     )]
     Name(String),
     /// A word that is not expected there.

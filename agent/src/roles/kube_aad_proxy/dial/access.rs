@@ -154,7 +154,7 @@ impl Access {
         if config.accept_invalid_certs {
             tracing::warn!(
                 kubeconfig = %path.display(),
-                "insecure-skip-tls-verify: whoever answers in the apiserver's place gets the agent's credential"
+                "insecure-skip-tls-verify: any server at the apiserver's address gets the agent's credential"
             );
         }
         let (tls, own) = tokio::task::spawn_blocking(move || (config.rustls_client_config(), Own::of(&config)))
@@ -186,7 +186,7 @@ impl Access {
         token: &SecretString,
     ) -> Result<Self, AccessError> {
         let value = bearer(token.expose_secret())
-            .ok_or_else(|| AccessError::Plugin("the token is no header value".to_owned()))?;
+            .ok_or_else(|| AccessError::Plugin("the token is not a header value".to_owned()))?;
         Ok(Self::with(host.to_owned(), port, server_name, tls, Own::Fixed(value)))
     }
 

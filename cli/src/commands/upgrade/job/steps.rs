@@ -74,7 +74,7 @@ impl<'a> Upgrade<'a> {
             (Phase::Preparing, Some(objects)) => self.begin(state, objects).await,
             (Phase::Applying, Some(objects)) if state.attempts < ATTEMPTS_MAX => self.apply(state, objects).await,
             (Phase::Applying, _) => {
-                let message = "the Job of the upgrade was cut off several times, or its image is not there any more";
+                let message = "the Job of the upgrade was cut off several times, or its image is no longer there";
                 self.undo(state, Fault::new("Interrupted", message)).await
             }
             (Phase::Undoing, _) => self.undo_again(state).await,
@@ -255,7 +255,7 @@ impl<'a> Upgrade<'a> {
         let before = self.kept.read(state::BEFORE).await.context("read the objects of the old version")?;
         let before: Vec<Value> = serde_json::from_str(before.as_deref().unwrap_or("[]"))?;
         // Somebody removed them: nothing was taken back, whatever the pods look like.
-        let mut failed = before.is_empty().then(|| anyhow!("the objects of that version are not kept any more"));
+        let mut failed = before.is_empty().then(|| anyhow!("the objects of that version are no longer kept"));
         for object in &before {
             if let Err(error) = self.apply_one(object).await {
                 tracing::warn!("{error:#}");

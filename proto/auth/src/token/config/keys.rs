@@ -14,12 +14,12 @@ pub const ISSUER_KEYS: &[Key] = &[
     Key::default(
         "audiences",
         "[]",
-        "Accepted `aud` values, beside the cluster's own audience. One that several clusters share lets a token shown at one of them be used at the others. List of texts.",
+        "Accepted `aud` values, in addition to the cluster's own audience. One that several clusters share lets a token presented at one of them be used at the others. List of texts.",
     ),
     Key::default(
         "api_audiences",
         "[]",
-        "Accepted `aud` values at the gateway's resource API, beside its URL; agents have no use for it. One that is in `audiences` too lets whoever runs a cluster use at the API what is shown to the cluster. List of texts.",
+        "Accepted `aud` values at the gateway's resource API, in addition to its URL; agents do not use it. One that is in `audiences` too lets a cluster's operator use at the API what is presented to the cluster. List of texts.",
     ),
     Key::default(
         "authorized_parties",

@@ -1,0 +1,57 @@
+//! Why an agent cannot be built, in whichever part of it.
+
+use std::net::SocketAddr;
+
+/// Why an agent cannot be built. The chain of causes names the file or setting.
+#[derive(Debug, thiserror::Error)]
+pub enum BuildError {
+    /// The way to the gateway.
+    #[error("the way to the gateway")]
+    Gateway(#[from] crate::tunnel::connect::SetupError),
+    /// The certificate is not an agent's.
+    #[error("the agent's certificate")]
+    Certificate(#[source] certs::PeerError),
+    /// The certificate does not name a cluster.
+    #[error("the agent's certificate")]
+    ClusterId(#[source] types::ids::InvalidClusterId),
+    /// The way to the apiserver.
+    #[error("the way to the apiserver")]
+    Access(#[from] super::kube_aad_proxy::dial::access::AccessError),
+    /// The apiserver's address.
+    #[error("the way to the apiserver")]
+    Apiserver(#[from] super::kube_aad_proxy::dial::DialError),
+    /// The agents' own way to the apiserver.
+    #[error("the agents' own way to the apiserver")]
+    Kubernetes(#[from] super::kubernetes::KubernetesError),
+    /// Where the cluster's certificate is kept.
+    #[error("where the cluster's certificate is kept")]
+    Store(#[from] crate::identity::store::StoreError),
+    /// TLS for reading the issuers' keys.
+    #[error("the issuers of tokens")]
+    Issuers(#[from] certs::tls::TlsError),
+    /// Nobody says who asks for tokens.
+    #[error(
+        "identity_tokens: there is no way to the apiserver, which has to say who asks; set [cluster] kubeconfig, or leave it out"
+    )]
+    NoReviews,
+    /// A role lacks something that it needs.
+    #[error("{what}")]
+    Role {
+        /// What the role is for, as the settings name it.
+        what: &'static str,
+        /// What is missing.
+        #[source]
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// A listener.
+    #[error("the {what} listener {address}")]
+    Listener {
+        /// Which of the listeners.
+        what: &'static str,
+        /// Its address.
+        address: SocketAddr,
+        /// What the system said.
+        #[source]
+        source: std::io::Error,
+    },
+}

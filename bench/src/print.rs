@@ -1,0 +1,19 @@
+//! What the program says: results, and what goes on meanwhile.
+
+use std::io::{ErrorKind, Write};
+
+/// Results go to standard output. Whoever has read enough of them (`bench report | head`) is told no more; where they
+/// cannot be written for another reason, nothing that follows is worth anything.
+pub fn say(text: &str) {
+    if let Err(error) = writeln!(std::io::stdout(), "{text}")
+        && error.kind() != ErrorKind::BrokenPipe
+    {
+        progress(&format!("bench: standard output: {error}"));
+        std::process::exit(1);
+    }
+}
+
+/// What goes on meanwhile goes to standard error. Where nobody reads that, the work and its figures are worth as much.
+pub fn progress(text: &str) {
+    let _ = writeln!(std::io::stderr(), "{text}");
+}
