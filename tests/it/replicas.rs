@@ -29,6 +29,7 @@ pub fn tests() -> Vec<Trial> {
         alone("replicas::t12_a_killed_replica_ends_its_own_requests_alone", Needs::Nothing, killed),
         alone("replicas::t12_a_rolling_restart_fails_no_request", Needs::Nothing, rolling),
         alone("replicas::t12_postgresql_may_be_away", Needs::Nothing, database_away),
+        case("replicas::t12_postgresql_fails_and_recovers_under_load", Needs::Nothing, database_fails),
     ]
 }
 
@@ -321,6 +322,60 @@ fn database_away() -> anyhow::Result<()> {
         eventually("each knows of it", Duration::from_secs(20), || {
             Ok(replicas.call(replicas.address(number), &owner, "GET", &group, &Value::Null)?.status == 200)
         })?;
+    }
+    Ok(())
+}
+
+/// PostgreSQL fails three times while users ask and groups are written: no request to the cluster fails, and no write
+/// that was answered is lost.
+fn database_fails() -> anyhow::Result<()> {
+    let apiserver = Apiserver::plain(&scratch("replicas-fails-apiserver"))?;
+    let replicas = Replicas::start("replicas-fails", 3, "")?;
+    let site = replicas.connect("fails", &apiserver.kubeconfig, "h2", "")?;
+    let (owner, token) = (replicas.owner()?, replicas.owner_for(&site.id.audience())?);
+    let group = |name: usize| {
+        format!("/subscriptions/{}/resourceGroups/g{name}?api-version=2021-04-01", replicas.text("subscription"))
+    };
+    let (stop, counts, written) = (AtomicBool::new(false), Counts::default(), Mutex::new(Vec::new()));
+    let write = || {
+        let mut number = 0;
+        while !stop.load(Ordering::Relaxed) {
+            let at = replicas.address(number % replicas.count());
+            let said = replicas.call(at, &owner, "PUT", &group(number), &json!({"location": "local"}));
+            if said.is_ok_and(|answer| matches!(answer.status, 200 | 201)) {
+                written.lock().unwrap().push(number);
+            }
+            number += 1;
+        }
+    };
+    let writes = || written.lock().unwrap().len();
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| load(&replicas, &site, &token, &stop, &counts));
+        }
+        scope.spawn(write);
+        let outcome = (0..3).try_for_each(|round| {
+            let before = writes();
+            let context = || format!("round {round}: {}", replicas.tails());
+            eventually("groups are written", Duration::from_secs(60), || Ok(writes() > before + 5))
+                .with_context(context)?;
+            replicas.postgres.fail()?;
+            more(&counts, 20).with_context(|| format!("round {round}, without a database"))?;
+            replicas.postgres.start_again()
+        });
+        let before = writes();
+        let last = eventually("groups are written at last", Duration::from_secs(60), || Ok(writes() > before + 5));
+        stop.store(true, Ordering::Relaxed);
+        outcome.and(last.map(drop))
+    })
+    .with_context(|| replicas.tails())?;
+    let (good, failed) = (of(&counts.good), of(&counts.failed));
+    let written = written.into_inner().unwrap();
+    eprintln!("   {good} answered, {failed} failed, {} groups", written.len());
+    ensure!(failed == 0, "{failed} requests of {good} failed: {:#?}", told(&counts));
+    for number in written {
+        let said = replicas.call(replicas.address(0), &owner, "GET", &group(number), &Value::Null)?;
+        ensure!(said.status == 200, "group {number} is lost: {}", said.head);
     }
     Ok(())
 }

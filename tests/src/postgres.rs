@@ -5,6 +5,7 @@ use std::{
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     process::{Command, Stdio},
+    sync::{Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
@@ -19,8 +20,10 @@ const INSTALLED: &str = "/usr/lib/postgresql";
 /// A running server.
 pub struct Postgres {
     folder: tempfile::TempDir,
-    server: Program,
+    server: Mutex<Program>,
     port: u16,
+    address: String,
+    log: PathBuf,
 }
 
 impl Postgres {
@@ -46,21 +49,39 @@ impl Postgres {
         run(initdb.args(["--encoding=UTF8", "--locale=C.UTF-8", "-D"]).arg(&data), Duration::from_secs(120))?.ok()?;
         // Free a moment ago; nobody else is told of it.
         let port = std::net::TcpListener::bind((address, 0))?.local_addr()?.port();
-        let mut command = program("postgres")?;
-        command.arg("-D").arg(&data).args(["-p", &port.to_string(), "-k"]);
-        command.arg(folder.path()).args(["-c", "fsync=off", "-c", "ssl=on", "-c"]);
-        command.arg(format!("listen_addresses={address}")).arg("-c");
-        command.arg(format!("ssl_cert_file={}", certificate.display())).arg("-c");
-        command.arg(format!("ssl_key_file={}", key.display())).stdout(Stdio::null());
-        let server = Program::start("postgres", command, log)?;
-        let this = Self { folder, server, port };
+        let server = serve(folder.path(), address, port, log)?;
+        let (address, log) = (address.to_owned(), log.to_owned());
+        let this = Self { folder, server: Mutex::new(server), port, address, log };
+        this.await_ready()?;
+        Ok(this)
+    }
+
+    fn await_ready(&self) -> anyhow::Result<()> {
         eventually("PostgreSQL is ready", Duration::from_secs(60), || {
             let mut ready = program("pg_isready")?;
-            ready.args(["-q", "-p", &port.to_string(), "-h"]).arg(this.folder.path());
+            ready.args(["-q", "-p", &self.port.to_string(), "-h"]).arg(self.folder.path());
             Ok(run(&mut ready, Duration::from_secs(10))?.code == Some(0))
         })
-        .with_context(|| this.server.tail())?;
-        Ok(this)
+        .with_context(|| self.server().tail())?;
+        Ok(())
+    }
+
+    fn server(&self) -> MutexGuard<'_, Program> {
+        self.server.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Ends it at once, as a machine that fails does, so that connections break and what was under way is undone when it
+    /// recovers.
+    pub fn fail(&self) -> anyhow::Result<()> {
+        let mut server = self.server();
+        server.signal("QUIT")?;
+        server.wait(Duration::from_secs(30)).map(drop)
+    }
+
+    /// Starts it again at the same address, with what was committed.
+    pub fn start_again(&self) -> anyhow::Result<()> {
+        *self.server() = serve(self.folder.path(), &self.address, self.port, &self.log)?;
+        self.await_ready()
     }
 
     /// Runs a command as whoever keeps the server, who needs no password.
@@ -101,10 +122,11 @@ impl Postgres {
 
     /// Sends a signal to the server and to each process that it has for a connection.
     fn tell_all(&self, signal: &str) -> anyhow::Result<()> {
-        let pid = self.server.pid().to_string();
+        let server = self.server();
+        let pid = server.pid().to_string();
         // setpriv has become the server: they are its children.
         let _ = run(Command::new("pkill").args([&format!("-{signal}"), "-P", &pid]), Duration::from_secs(10))?;
-        self.server.signal(signal)
+        server.signal(signal)
     }
 
     /// Address of a database, with a password and whom to trust.
@@ -117,10 +139,20 @@ impl Postgres {
 impl Drop for Postgres {
     fn drop(&mut self) {
         // So that it takes its processes and its shared memory with it.
-        if self.server.signal("QUIT").is_ok() {
-            let _ = self.server.wait(Duration::from_secs(10));
-        }
+        let _ = self.fail();
     }
+}
+
+/// The server's program on a folder that `start_at` made.
+fn serve(folder: &Path, address: &str, port: u16, log: &Path) -> anyhow::Result<Program> {
+    let mut command = program("postgres")?;
+    command.arg("-D").arg(folder.join("data")).args(["-p", &port.to_string(), "-k"]).arg(folder);
+    command.args(["-c", "fsync=off", "-c", "ssl=on", "-c"]).arg(format!("listen_addresses={address}"));
+    for (setting, file) in [("ssl_cert_file", "tls.crt"), ("ssl_key_file", "tls.key")] {
+        command.arg("-c").arg(format!("{setting}={}", folder.join(file).display()));
+    }
+    command.stdout(Stdio::null());
+    Program::start("postgres", command, log)
 }
 
 fn is_root() -> bool {
