@@ -51,7 +51,7 @@ fn rgb(path: &str) -> RGBColor {
         Ok(Kind::TowlineH2) => RGBColor(0x1f, 0x5f, 0xd0),
         Ok(Kind::TowlineWebsocket) => RGBColor(0x3f, 0xb8, 0xe8),
         Ok(Kind::TowlineQuic) => RGBColor(0x12, 0x8a, 0x4a),
-        Ok(Kind::TowlineHop) => RGBColor(0x5b, 0x4b, 0x8a),
+        Ok(Kind::TowlineHop) => RGBColor(0x00, 0x3f, 0x5c),
         Err(_) => OTHER,
     }
 }
