@@ -83,7 +83,8 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- if eq $how "service" }}source-controller.{{ .Release.Namespace }}.svc{{ else }}$(SOURCE_CONTROLLER_SERVICE_HOST){{ end }}
 {{- end }}
 
-{{/* A Deployment of a controller. Takes a dict: root, name, args, volumes (a list), mounts, env, ports, readiness, tmp. */}}
+{{/* A Deployment of a controller. Takes a dict: root, name, args, volumes (a list), mounts, env, ports, readiness, tmp, and
+podLabels (YAML). */}}
 {{- define "flux.deployment" -}}
 {{- $root := .root }}
 {{- $name := .name }}
@@ -105,7 +106,9 @@ spec:
   strategy: {type: Recreate}
   template:
     metadata:
-      labels: {{- include "flux.labels" $of | nindent 8 }}
+      labels:
+        {{- include "flux.labels" $of | nindent 8 }}
+        {{- with .podLabels }}{{ . | nindent 8 }}{{ end }}
       annotations:
         prometheus.io/scrape: "true"
         prometheus.io/port: "8080"
@@ -173,7 +176,8 @@ spec:
       {{- end }}
 {{- end }}
 
-{{/* Service account, what it may do in the cluster, and leader election in its namespace. Takes a dict: root, name, rules. */}}
+{{/* Service account, what it may do in the cluster, and leader election in its namespace. Takes a dict: root, name, rules, and
+annotations of the account (YAML). */}}
 {{- define "flux.account" -}}
 {{- $root := .root }}
 {{- $labels := include "flux.labels" (list $root .name) }}
@@ -183,6 +187,9 @@ metadata:
   name: {{ .name }}
   namespace: {{ $root.Release.Namespace }}
   labels: {{- $labels | nindent 4 }}
+  {{- with .annotations }}
+  annotations: {{- . | nindent 4 }}
+  {{- end }}
 automountServiceAccountToken: false
 ---
 apiVersion: rbac.authorization.k8s.io/v1
