@@ -41,7 +41,7 @@ pub const SOON: Duration = Duration::from_secs(90);
 pub fn tests() -> Vec<Trial> {
     vec![
         installs(
-            "gitops::d5_g2_g5_g6_from_nothing_to_compliant_through_drift_and_faults_and_without_the_gateway",
+            "gitops::d5_g2_g5_g6_x3_from_nothing_to_compliant_through_drift_and_faults_and_without_the_gateway",
             Needs::Pods,
             from_nothing,
         ),
