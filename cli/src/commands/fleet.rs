@@ -13,6 +13,8 @@ use crate::{
     commands::on_cluster::is_missing,
     context::Context,
     failure::{Failure, Outcome},
+    output::{self, Column, Format},
+    terminal::say,
 };
 
 /// The provider and the type.
@@ -132,6 +134,55 @@ pub fn tags(selector: &[(String, String)]) -> Outcome<Map<String, Value>> {
 pub async fn pause(open: &Assignment, paused: bool) -> Outcome<Value> {
     let body = json!({"properties": {"rollout": {"paused": paused}}});
     Ok(open.api.patch(&open.target, &body).await.map_err(|failure| open.advised(failure))?.body)
+}
+
+/// What a kind of assignment is called where it is shown.
+pub struct Words {
+    /// The columns of its clusters.
+    pub clusters: &'static [Column],
+    /// Instead of an empty table.
+    pub none: &'static str,
+    /// After how many clusters are as wanted, such as `have 1.3.0`.
+    pub has: fn(&Value) -> String,
+    /// There are also clusters that have it and do not comply.
+    pub says_non_compliant: bool,
+}
+
+/// One, and its clusters that are in this state: as a table, the clusters; else all of both.
+pub async fn show(
+    open: &Assignment,
+    mut shown: Value,
+    state: Option<String>,
+    common: &CommonArgs,
+    words: &Words,
+) -> Outcome<()> {
+    let asked = state.map_or_else(|| json!({}), |state| json!({"state": state}));
+    let clusters = open.api.post(&at(format!("{}/listClusters", open.id), versions::FLEET), &asked).await?;
+    let clusters = clusters.body["value"].as_array().cloned().unwrap_or_default();
+    if common.output.output != Format::Table || common.output.query.is_some() {
+        shown["clusters"] = clusters.into();
+        return output::print(&shown, &common.output, &[]);
+    }
+    output::print_list(clusters, &common.output, words.clusters, words.none)?;
+    say(&summary(&shown, words));
+    Ok(())
+}
+
+/// All its clusters in one line.
+pub fn summary(shown: &Value, words: &Words) -> String {
+    let (own, counts) = (&shown["properties"], &shown["properties"]["counts"]);
+    let count = |name: &str| counts[name].as_u64().unwrap_or_default();
+    let reason = own["stateReason"].as_str().map(|reason| format!(" ({reason})")).unwrap_or_default();
+    let not = if words.says_non_compliant { format!(", {} do not", count("nonCompliant")) } else { String::new() };
+    format!(
+        "{}{reason}: {} of {} clusters {}{not}, {} failed, {} pending",
+        own["state"].as_str().unwrap_or("RollingOut"),
+        count("compliant"),
+        count("matched"),
+        (words.has)(own),
+        count("failed"),
+        count("pending"),
+    )
 }
 
 /// `TAG=VALUE`; an empty value is one.

@@ -9,16 +9,16 @@ use serde_json::{Value, json};
 use super::{
     super::{
         CommonArgs, confirm,
-        fleet::{self, Assignment, Failures, Named, failures, row, scope, tag, tags},
+        fleet::{self, Assignment, Failures, Named, Words, failures, row, scope, tag, tags},
         names,
     },
     EXTENSIONS,
 };
 use crate::{
-    api::{WaitArgs, at, versions},
+    api::WaitArgs,
     context::Context,
     failure::{Failure, Outcome},
-    output::{self, Column, Format},
+    output::{self, Column},
     terminal::say,
 };
 
@@ -37,6 +37,13 @@ const COLUMNS: &[Column] = &[
 ];
 const CLUSTERS: &[Column] =
     &[("Cluster", "/name"), ("ResourceGroup", "/resourceGroup"), ("State", "/state"), ("Message", "/message")];
+/// How it is shown.
+const WORDS: Words = Words {
+    clusters: CLUSTERS,
+    none: "no cluster has such an extension",
+    has: |own| format!("have {}", own["template"]["properties"]["version"].as_str().unwrap_or_default()),
+    says_non_compliant: false,
+};
 
 /// `towline extension rollout <action>`.
 #[derive(Debug, Subcommand)]
@@ -202,34 +209,9 @@ fn is_one(shown: &Value) -> Outcome<()> {
 /// One, and its clusters: as a table, the clusters; else all of both.
 async fn status(rollout: &Named, state: Option<String>, common: &CommonArgs) -> Outcome<()> {
     let open = Assignment::open(rollout, LIST, common).await?;
-    let mut shown = open.get().await?;
+    let shown = open.get().await?;
     is_one(&shown)?;
-    let asked = state.map_or_else(|| json!({}), |state| json!({"state": state}));
-    let clusters = open.api.post(&at(format!("{}/listClusters", open.id), versions::FLEET), &asked).await?;
-    let clusters = clusters.body["value"].as_array().cloned().unwrap_or_default();
-    if common.output.output != Format::Table || common.output.query.is_some() {
-        shown["clusters"] = clusters.into();
-        return output::print(&shown, &common.output, &[]);
-    }
-    output::print_list(clusters, &common.output, CLUSTERS, "no cluster has such an extension")?;
-    say(&summary(&shown));
-    Ok(())
-}
-
-/// All its clusters in one line.
-fn summary(shown: &Value) -> String {
-    let (own, counts) = (&shown["properties"], &shown["properties"]["counts"]);
-    let count = |name: &str| counts[name].as_u64().unwrap_or_default();
-    let reason = own["stateReason"].as_str().map(|reason| format!(" ({reason})")).unwrap_or_default();
-    format!(
-        "{}{reason}: {} of {} clusters have {}, {} failed, {} pending",
-        own["state"].as_str().unwrap_or("RollingOut"),
-        count("compliant"),
-        count("matched"),
-        own["template"]["properties"]["version"].as_str().unwrap_or_default(),
-        count("failed"),
-        count("pending"),
-    )
+    fleet::show(&open, shown, state, common, &WORDS).await
 }
 
 async fn pause(rollout: &Named, paused: bool, common: &CommonArgs) -> Outcome<()> {
@@ -265,7 +247,10 @@ mod tests {
         let shown = json!({"name": "r", "properties": {
             "state": "Paused", "stateReason": "1 clusters failed.", "counts": counts, "template": template,
         }});
-        assert_eq!(summary(&shown), "Paused (1 clusters failed.): 1 of 4 clusters have 1.3.0, 1 failed, 2 pending");
+        assert_eq!(
+            fleet::summary(&shown, &WORDS),
+            "Paused (1 clusters failed.): 1 of 4 clusters have 1.3.0, 1 failed, 2 pending"
+        );
         assert!(is_one(&shown).is_ok() && is_one(&json!({"name": "flux", "properties": {}})).is_err());
     }
 }

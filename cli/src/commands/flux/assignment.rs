@@ -11,16 +11,16 @@ use serde_json::{Map, Value, json};
 use super::{
     super::{
         CommonArgs, confirm,
-        fleet::{self, Assignment, Failures, Named, failures, row, scope, tag, tags},
+        fleet::{self, Assignment, Failures, Named, Words, failures, row, scope, tag, tags},
         names, rest,
     },
     CONFIGURATIONS,
 };
 use crate::{
-    api::{WaitArgs, at, versions},
+    api::WaitArgs,
     context::Context,
     failure::{Failure, Outcome},
-    output::{self, Column, Format},
+    output::{self, Column},
     terminal::say,
     yaml,
 };
@@ -45,6 +45,9 @@ const CLUSTERS: &[Column] = &[
     ("Commit", "/commit"),
     ("Message", "/message"),
 ];
+/// How it is shown.
+const WORDS: Words =
+    Words { clusters: CLUSTERS, none: "no cluster matches", has: |_| "comply".to_owned(), says_non_compliant: true };
 
 /// `towline flux apply`.
 #[derive(Debug, clap::Args)]
@@ -200,33 +203,8 @@ pub async fn run(action: AssignmentAction, common: &CommonArgs) -> Outcome<()> {
 /// One, and its clusters: as a table, the clusters; else all of both.
 async fn show(assignment: &Named, state: Option<String>, common: &CommonArgs) -> Outcome<()> {
     let open = Assignment::open(assignment, LIST, common).await?;
-    let mut shown = open.get().await?;
-    let asked = state.map_or_else(|| json!({}), |state| json!({"state": state}));
-    let clusters = open.api.post(&at(format!("{}/listClusters", open.id), versions::FLEET), &asked).await?;
-    let clusters = clusters.body["value"].as_array().cloned().unwrap_or_default();
-    if common.output.output != Format::Table || common.output.query.is_some() {
-        shown["clusters"] = clusters.into();
-        return output::print(&shown, &common.output, &[]);
-    }
-    output::print_list(clusters, &common.output, CLUSTERS, "no cluster matches")?;
-    say(&summary(&shown));
-    Ok(())
-}
-
-/// All its clusters in one line.
-fn summary(shown: &Value) -> String {
-    let (own, counts) = (&shown["properties"], &shown["properties"]["counts"]);
-    let count = |name: &str| counts[name].as_u64().unwrap_or_default();
-    let reason = own["stateReason"].as_str().map(|reason| format!(" ({reason})")).unwrap_or_default();
-    format!(
-        "{}{reason}: {} of {} clusters comply, {} do not, {} failed, {} pending",
-        own["state"].as_str().unwrap_or("RollingOut"),
-        count("compliant"),
-        count("matched"),
-        count("nonCompliant"),
-        count("failed"),
-        count("pending"),
-    )
+    let shown = open.get().await?;
+    fleet::show(&open, shown, state, common, &WORDS).await
 }
 
 async fn pause(assignment: &Named, paused: bool, common: &CommonArgs) -> Outcome<()> {
@@ -325,7 +303,7 @@ mod tests {
         let counts = json!({"matched": 4, "compliant": 1, "nonCompliant": 1, "failed": 1, "pending": 1});
         let shown = json!({"properties": {"state": "Paused", "stateReason": "Somebody paused it.", "counts": counts}});
         assert_eq!(
-            summary(&shown),
+            fleet::summary(&shown, &WORDS),
             "Paused (Somebody paused it.): 1 of 4 clusters comply, 1 do not, 1 failed, 1 pending"
         );
     }
