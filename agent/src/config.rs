@@ -36,7 +36,7 @@ use self::{
 };
 pub use self::{
     deployment::{Deployment, RoleSet},
-    extensions::{Extensions, LockedSetting},
+    extensions::{Extensions, LockedSetting, chart_registry, is_registry, registry, secret_name},
     gitops::{Gitops, proxy_address},
     guard::{Guard, Owner, service_address},
     identity::{IdentitySource, IdentityStore, ManagedIdentity, Via},

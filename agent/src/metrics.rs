@@ -53,6 +53,10 @@ pub fn describe() {
     describe_gauge!("agent_streams_open", "Streams being served");
     describe_gauge!("agent_tunnels_open", "Tunnels that are up, by carrier");
     describe_counter!("agent_tunnel_dials_total", "Attempts to dial the gateway, by carrier and result");
+    describe_counter!(
+        "agent_objects_refused_total",
+        "Objects that the gateway wanted here and that were not taken, by kind and reason"
+    );
     describe_counter!("agent_streams_refused_total", "Streams refused, by reason");
     describe_counter!("agent_forwarded_connections_total", "Connections of other agents for the gateway, by result");
     describe_gauge!("agent_role_running", "Whether a role does its work: 1, or 0 while it starts or fails");
@@ -133,6 +137,11 @@ impl Drop for StreamGuard {
     fn drop(&mut self) {
         self.0.decrement(1);
     }
+}
+
+/// An object of the gateway was not taken: its kind, and why.
+pub fn object_refused(kind: &'static str, reason: &'static str) {
+    counter!("agent_objects_refused_total", "kind" => kind, "reason" => reason).increment(1);
 }
 
 /// A stream was refused.

@@ -16,7 +16,7 @@ use crate::{
     config::{self, CarrierChoice, Cluster, Config},
     metrics,
     reload::Reload,
-    roles::logcollector::LogBuffer,
+    roles::{extension_manager::images, logcollector::LogBuffer},
 };
 
 /// Wrong arguments or a wrong configuration.
@@ -44,6 +44,9 @@ enum Command {
     },
     /// Prints every setting with its type, bounds, default and meaning, as a file to copy from.
     ConfigReference,
+    /// What helm runs to have images come from the cluster's own registry.
+    #[command(name = images::COMMAND, hide = true)]
+    RewriteImages(images::Called),
 }
 
 #[derive(clap::Args)]
@@ -81,6 +84,12 @@ pub fn main() -> ExitCode {
         Command::Run(common) => (common, None),
         Command::Check { common, json } => (common, Some(*json)),
         Command::ConfigReference => return say(&config::reference::text()),
+        Command::RewriteImages(called) => {
+            return match images::run(called) {
+                Ok(()) => ExitCode::SUCCESS,
+                Err(err) => failed(1, &err.into()),
+            };
+        }
     };
     let config = match Config::load(&common.config) {
         Ok(config) => with_arguments(config, common),

@@ -28,6 +28,8 @@ const CATALOGUE_INTERVAL_MIN: Duration = Duration::from_secs(5);
 const CATALOGUE_INTERVAL_MAX: Duration = Duration::from_secs(24 * 3600);
 /// Extension types that an operator may name.
 const TYPES_MAX: usize = 1000;
+/// Characters of a registry with its path, and of a Secret's name.
+const PLACE_MAX: usize = 253;
 /// Settings that an operator may lock.
 const LOCKED_MAX: usize = 1000;
 
@@ -62,6 +64,21 @@ pub(super) const TABLE: Table = table(
             "[\"example.web:image.registry=registry.example.com\", \"*:rbac\"]",
             "TYPE:KEY or TYPE:KEY=VALUE, * is every type: what the gateway may not set, at the key and below, and what it is.",
         ),
+        Key::example(
+            "chart_registry",
+            "\"oci://registry.example.com/charts\"",
+            "A registry that charts are pulled from, by their names below it; without it they come through the gateway.",
+        ),
+        Key::example(
+            "registry_secret",
+            "\"registry\"",
+            "The Secret in the agents' namespace that signs in there: .dockerconfigjson, and ca.crt for an authority of one's own.",
+        ),
+        Key::example(
+            "local_registry",
+            "\"registry.example.com/mirror\"",
+            "A registry, with or without a path, that takes the place of the registry of every image of a chart.",
+        ),
     ],
 );
 
@@ -86,6 +103,53 @@ pub struct Extensions {
     pub allowed_types: Option<Vec<String>>,
     /// Settings that the gateway may not give.
     pub locked_settings: Vec<LockedSetting>,
+    /// Where charts are pulled from, `oci://`; none: they come through the gateway.
+    pub chart_registry: Option<String>,
+    /// The Secret that signs in there.
+    pub registry_secret: Option<String>,
+    /// What takes the place of the registry of images.
+    pub local_registry: Option<String>,
+}
+
+/// A registry and a path in it, as images name them: no scheme, no user, no tag.
+///
+/// # Errors
+/// What was expected.
+pub fn registry(text: &str) -> Result<String, &'static str> {
+    let form = "expected HOST[:PORT][/PATH] of a registry, such as registry.example.com/mirror";
+    let is_part = |part: &str| {
+        let is_in = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"._-".contains(&byte);
+        part.bytes().all(is_in) && part.bytes().any(|byte| byte.is_ascii_alphanumeric())
+    };
+    let (server, path) = text.split_once('/').map_or((text, None), |(server, path)| (server, Some(path)));
+    let (host, port) = server.split_once(':').map_or((server, None), |(host, port)| (host, Some(port)));
+    let is_server = is_registry(server) && is_part(host) && port.is_none_or(|port| port.parse::<u16>().is_ok());
+    let is_path = path.is_none_or(|path| path.split('/').all(is_part));
+    if text.len() <= PLACE_MAX && is_server && is_path { Ok(text.to_owned()) } else { Err(form) }
+}
+
+/// Whether the first part of an image's name is a registry, as container runtimes tell it from a name of Docker Hub.
+pub fn is_registry(first: &str) -> bool {
+    first.contains(['.', ':']) || first == "localhost"
+}
+
+/// A registry of charts, `oci://`.
+///
+/// # Errors
+/// What was expected.
+pub fn chart_registry(text: &str) -> Result<String, &'static str> {
+    let rest = text.strip_prefix("oci://").ok_or("expected oci://HOST[:PORT][/PATH]")?;
+    registry(rest).map(|_| text.to_owned())
+}
+
+/// The name of a Secret.
+///
+/// # Errors
+/// What was expected.
+pub fn secret_name(text: &str) -> Result<String, &'static str> {
+    let is_in = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"-.".contains(&byte);
+    let is_name = !text.is_empty() && text.len() <= PLACE_MAX && text.bytes().all(is_in);
+    if is_name { Ok(text.to_owned()) } else { Err("expected the name of a Secret") }
 }
 
 /// A setting that the operator of the cluster decides, and no gateway.
@@ -163,6 +227,12 @@ pub(super) fn read(mut section: Section, roles: RoleSet, out: &mut Faults) -> Ex
             Err(wrong) => out.push(section.key("locked_settings"), format_args!("{text:?}: {wrong}")),
         }
     }
+    let charts = section.parsed("chart_registry", out, chart_registry);
+    let registry_secret = section.parsed("registry_secret", out, secret_name);
+    if registry_secret.is_some() && charts.is_none() {
+        out.push(section.key("registry_secret"), "signs in at chart_registry, which is not set");
+    }
+    let local_registry = section.parsed("local_registry", out, registry);
     if !roles.runs(Deployment::ExtensionManager) {
         out.push(section.key("helm"), is_for(Deployment::ExtensionManager, "it runs helm"));
     }
@@ -177,6 +247,9 @@ pub(super) fn read(mut section: Section, roles: RoleSet, out: &mut Faults) -> Ex
         catalogue_interval,
         allowed_types,
         locked_settings,
+        chart_registry: charts,
+        registry_secret,
+        local_registry,
     }
 }
 
@@ -197,6 +270,26 @@ mod tests {
         assert_eq!((config.helm.as_path(), config.work_dir.as_path()), (Path::new("/helm"), Path::new("/tmp")));
         assert!(config.allows("Example.Web") && !config.allows("example.other"));
         assert!(read("all", "").unwrap().extensions.unwrap().allows("any.type"));
+        let places =
+            "chart_registry = \"oci://r.test:5000/charts\"\nregistry_secret = \"r\"\nlocal_registry = \"r.test/a/b\"";
+        let config = read("extension-manager", places).unwrap().extensions.unwrap();
+        assert_eq!(config.local_registry.as_deref(), Some("r.test/a/b"));
+        for wrong in [
+            "chart_registry = \"https://r.test/charts\"",
+            "chart_registry = \"oci://user@r.test\"",
+            "registry_secret = \"r\"",
+            "local_registry = \"mirror\"",
+            "local_registry = \"mirror/a\"",
+            "local_registry = \"r.test/\"",
+            "local_registry = \"r.test/a b\"",
+            "local_registry = \"r.test/a,b\"",
+            "local_registry = \"r.test/../x\"",
+            "local_registry = \"r.test:99999\"",
+            "local_registry = \"oci://r.test\"",
+        ] {
+            let faults = read("extension-manager", wrong).unwrap_err().0;
+            assert!(faults[0].to_string().contains("expected") || wrong.contains("secret"), "{wrong}: {}", faults[0]);
+        }
         let faults = read("controller-manager", "catalogue_keys = [\"x\"]\ncatalogue_id = \"y\"").unwrap_err().0;
         let faults: Vec<String> = faults.iter().map(ToString::to_string).collect();
         for key in

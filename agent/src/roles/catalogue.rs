@@ -11,6 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use bytes::Bytes;
 use catalogue::{
     digest::Sha256,
     index::{CatalogueId, Release},
@@ -37,6 +38,14 @@ pub trait Trusts: Send + Sync {
     fn trust(&self) -> BoxFuture<'_, Result<Option<Vec<u8>>, String>>;
     /// Keeps what is trusted.
     fn keep_trust<'a>(&'a self, trust: &'a Value) -> BoxFuture<'a, Result<(), String>>;
+}
+
+/// A place that charts come from in place of the gateway.
+pub trait Charts: Send + Sync {
+    /// As messages name it.
+    fn name(&self) -> &str;
+    /// The archive of a version, not verified.
+    fn chart<'a>(&'a self, release: &'a Release) -> BoxFuture<'a, Result<Bytes, Problem>>;
 }
 
 /// How soon the index is fetched again when that failed.
@@ -111,6 +120,8 @@ pub struct Known {
 /// Looks after the index and the charts.
 pub struct Catalogue<'a, G> {
     gateway: &'a G,
+    /// Where charts come from; none: from the gateway.
+    registry: Option<&'a dyn Charts>,
     store: &'a dyn Trusts,
     pinned: Pinned,
     clock: SharedClock,
@@ -127,7 +138,15 @@ impl<'a, G: Library> Catalogue<'a, G> {
     /// Of the gateway, by what is pinned; its index is fetched so often.
     pub fn new(gateway: &'a G, store: &'a dyn Trusts, pinned: Pinned, clock: SharedClock, interval: Duration) -> Self {
         let (known, charts) = (watch::Sender::default(), Mutex::default());
-        Self { gateway, store, pinned, clock, interval, known, charts, digest: Mutex::default(), wanted: Notify::new() }
+        let (digest, wanted) = (Mutex::default(), Notify::new());
+        Self { gateway, registry: None, store, pinned, clock, interval, known, charts, digest, wanted }
+    }
+
+    /// With charts from elsewhere. The index stays the gateway's.
+    #[must_use]
+    pub fn with_charts(mut self, registry: Option<&'a dyn Charts>) -> Self {
+        self.registry = registry;
+        self
     }
 
     /// The index in use, and changes of it.
@@ -263,14 +282,18 @@ impl<'a, G: Library> Catalogue<'a, G> {
             return Ok(kept);
         }
         let what = format!("the chart {} {}", release.chart.name, release.version);
-        let bytes = self.gateway.chart(digest).await.map_err(|err| {
-            let is_answer = err.refused().is_some_and(|refused| matches!(refused.status, 400 | 404 | 410));
-            let fault = if is_answer { Fault::Object } else { Fault::Gateway };
-            Problem::of(fault, "ChartNotFetched", format!("{what} could not be fetched: {}", chain(&err)))
-        })?;
+        let bytes = match self.registry {
+            Some(registry) => registry.chart(release).await?,
+            None => self.gateway.chart(digest).await.map_err(|err| {
+                let is_answer = err.refused().is_some_and(|refused| matches!(refused.status, 400 | 404 | 410));
+                let fault = if is_answer { Fault::Object } else { Fault::Gateway };
+                Problem::of(fault, "ChartNotFetched", format!("{what} could not be fetched: {}", chain(&err)))
+            })?,
+        };
         let opened = verified.open(extension_type, &release.version, bytes.to_vec());
         let opened = opened.map_err(|err| {
-            Problem::passes("ChartRefused", format!("{what} that the gateway sent is refused: {}", chain(&err)))
+            let sender = self.registry.map_or("the gateway", |registry| registry.name());
+            Problem::passes("ChartRefused", format!("{what} that {sender} sent is refused: {}", chain(&err)))
         })?;
         let chart = Arc::new(opened);
         let mut charts = self.charts.lock().unwrap_or_else(PoisonError::into_inner);

@@ -16,15 +16,19 @@
 //! | [`place`] | namespaces, service accounts, what the cluster is |
 //! | [`releases`] | releases as helm keeps them |
 //! | [`helm`] | the child process |
+//! | [`registry`] | charts from a registry of the operator |
+//! | [`images`] | images from a registry of the operator |
 //! | [`explain`] | why something does not get ready, and what to do |
 
 pub mod agents;
 pub mod converge;
 pub mod explain;
 pub mod helm;
+pub mod images;
 pub mod locks;
 pub mod place;
 pub mod plan;
+pub mod registry;
 pub mod releases;
 pub mod state;
 pub mod store;
@@ -43,12 +47,13 @@ use types::ids::ClusterId;
 use self::{
     converge::Converge,
     helm::{Helm, HelmError},
+    registry::Registry,
     state::Own,
     store::Store,
 };
 use super::{
     Entry, Role,
-    catalogue::{Catalogue, KeysError, Pinned, gateway::Library, read_keys},
+    catalogue::{Catalogue, Charts, KeysError, Pinned, gateway::Library, read_keys},
     error::BuildError,
     health::Reporter,
     objects::{Kind, Nothing, follow::Follow, progress::Progress, report::Report},
@@ -186,7 +191,14 @@ impl<G: Library> ExtensionManager<G> {
             tokio::time::sleep(LOAD_AGAIN).await;
         }
         let (gateway, store) = (&self.gateway, &self.store);
-        let catalogue = Catalogue::new(gateway, store, self.pinned.clone(), clock.clone(), settings.catalogue_interval);
+        let registry = settings.chart_registry.as_ref().map(|url| Registry {
+            helm: &self.helm,
+            client,
+            url,
+            secret: settings.registry_secret.as_deref(),
+        });
+        let catalogue = Catalogue::new(gateway, store, self.pinned.clone(), clock.clone(), settings.catalogue_interval)
+            .with_charts(registry.as_ref().map(|registry| registry as &dyn Charts));
         let follow = Follow::new(gateway, store, cluster);
         let converge = Converge {
             client,

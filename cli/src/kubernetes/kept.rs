@@ -94,6 +94,12 @@ pub struct KeptExtensions {
     pub allowed_types: Vec<String>,
     /// Settings that no gateway gives.
     pub locked_settings: Vec<String>,
+    /// Where charts are pulled from; empty: they come through the gateway.
+    pub chart_registry: String,
+    /// The Secret that signs in there; empty: none.
+    pub registry_secret: String,
+    /// What takes the place of the registry of images; empty: nothing.
+    pub local_registry: String,
     /// The image; one of this program's own version has no tag.
     pub image: Option<String>,
     /// The digest behind the tag that is its version.
@@ -264,6 +270,9 @@ impl Told {
             catalogue: word(Some(table), "catalogue_id"),
             allowed_types: words(table, "allowed_types"),
             locked_settings: words(table, "locked_settings"),
+            chart_registry: word(Some(table), "chart_registry"),
+            registry_secret: word(Some(table), "registry_secret"),
+            local_registry: word(Some(table), "local_registry"),
             image: image(&self.extension_manager),
             digest: digest(&self.extension_manager),
             gitops: self.gitops()?,
@@ -501,6 +510,9 @@ mod tests {
         values.extensions.catalogue_id = "0123456789abcdef".repeat(2);
         values.extensions.allowed_types = vec!["example.web".to_owned()];
         values.extensions.locked_settings = vec!["*:image.registry=registry.example.com".to_owned()];
+        values.extensions.chart_registry = "oci://registry.example.com/charts".to_owned();
+        values.extensions.registry_secret = "registry".to_owned();
+        values.extensions.local_registry = "registry.example.com/mirror".to_owned();
         values.extensions.image.repository = "mirror.example.org:5000/extensions".to_owned();
         values.gitops.allowed_scopes = vec!["namespace".to_owned()];
         values.gitops.allowed_repositories = vec!["https://git.example.org/*".to_owned()];
@@ -509,6 +521,9 @@ mod tests {
             catalogue: values.extensions.catalogue_id.clone(),
             allowed_types: values.extensions.allowed_types.clone(),
             locked_settings: values.extensions.locked_settings.clone(),
+            chart_registry: values.extensions.chart_registry.clone(),
+            registry_secret: values.extensions.registry_secret.clone(),
+            local_registry: values.extensions.local_registry.clone(),
             digest: None,
             image: Some("mirror.example.org:5000/extensions".to_owned()),
             gitops: KeptGitops {

@@ -196,6 +196,9 @@ fn extensions(values: &Values, namespace: &str) -> String {
     if !extensions.locked_settings.is_empty() {
         out.key("locked_settings", &extensions.locked_settings);
     }
+    out.optional("chart_registry", &extensions.chart_registry, &extensions.chart_registry);
+    out.optional("registry_secret", &extensions.registry_secret, &extensions.registry_secret);
+    out.optional("local_registry", &extensions.local_registry, &extensions.local_registry);
     out.table("limits");
     out.key("drain_grace", &values.limits.drain_grace);
     log_and_admin(&mut out, values);

@@ -70,6 +70,9 @@ fn sets() -> Vec<(&'static str, Values)> {
                 v.extensions.catalogue_id = "0123456789abcdef".repeat(2);
                 v.extensions.allowed_types = vec!["example.web".to_owned(), "example.db".to_owned()];
                 v.extensions.locked_settings = vec!["*:image".to_owned(), "example.db:user=a\"b".to_owned()];
+                v.extensions.chart_registry = "oci://registry.example.org:5000/charts".to_owned();
+                v.extensions.registry_secret = "registry".to_owned();
+                v.extensions.local_registry = "registry.example.org/mirror".to_owned();
                 v.extensions.image.repository = "registry.example.org:5000/extensions".to_owned();
                 v.extensions.image.digest = format!("sha256:{}", "b".repeat(64));
                 v.extensions.work_size = "1Gi".to_owned();

@@ -73,7 +73,7 @@ section! {
     /// The third Deployment: installs helm charts of a signed catalogue.
     Extensions {
         enabled: bool, catalogue_keys: Vec<String>, catalogue_id: String, allowed_types: Vec<String>,
-        locked_settings: Vec<String>,
+        locked_settings: Vec<String>, chart_registry: String, registry_secret: String, local_registry: String,
         timeout: String, catalogue_interval: String, image: ExtensionImage, work_size: String, resources: Value, service_account: Account,
     }
 }

@@ -462,7 +462,7 @@ impl<G: Library> Converge<'_, G> {
         if version.len() <= LABEL_CHARS {
             labels.push((VERSION, version));
         }
-        let install = Install { chart: archive.bytes(), values, labels: &labels };
+        let install = Install { chart: archive.bytes(), values, labels: &labels, images: target.images.as_ref() };
         let since = spell(self.clock.now() - Duration::from_secs(1));
         let (namespace, release) = (target.namespace.as_str(), extension.name.as_str());
         let look = Look { client: self.client, namespace, release, since: &since, hidden };

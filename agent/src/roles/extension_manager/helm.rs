@@ -22,12 +22,17 @@ use tokio::{
     sync::Mutex,
 };
 
+use super::images::{self, Rules};
 use crate::config::{Cluster, in_cluster_address};
 
 /// Bytes of each of a child's outputs that are kept: their ends.
 const OUTPUT_BYTES: usize = 1024 * 1024;
 /// The folder below `work_dir`.
 const FOLDER: &str = "towline-extensions";
+/// The folder of what is pulled, below the other one.
+const PULLED: &str = "pulled";
+/// How long a chart is pulled.
+const PULL: Duration = Duration::from_secs(120);
 /// Revisions that helm keeps of a release.
 pub const HISTORY: &str = "3";
 /// A helm that an agent before left behind is killed, and must be gone after this.
@@ -114,6 +119,17 @@ pub struct Install<'a> {
     pub values: &'a Value,
     /// Labels of the release.
     pub labels: &'a [(&'static str, String)],
+    /// Where images come from, if not from where the chart says.
+    pub images: Option<&'a Rules>,
+}
+
+/// How a registry is reached.
+#[derive(Default)]
+pub struct Access {
+    /// As docker keeps it: who signs in.
+    pub config: Option<Vec<u8>>,
+    /// PEM: whom it is trusted by; none: by the authorities of the system.
+    pub ca: Option<Vec<u8>>,
 }
 
 /// The program, and where it keeps its things.
@@ -178,6 +194,23 @@ impl Drop for Private {
     }
 }
 
+/// A folder that goes with all that is in it when it is dropped.
+struct PrivateFolder(PathBuf);
+
+impl PrivateFolder {
+    fn new(path: PathBuf) -> Result<Self, HelmError> {
+        let _ = std::fs::remove_dir_all(&path);
+        DirBuilder::new().mode(0o700).create(&path).map_err(file_fault(&path))?;
+        Ok(Self(path))
+    }
+}
+
+impl Drop for PrivateFolder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
 /// Whether a folder that is there is ours alone: somebody else's could lead what is written in it elsewhere.
 fn is_private(folder: &Path) -> Result<(), HelmError> {
     let meta = std::fs::symlink_metadata(folder).map_err(file_fault(folder))?;
@@ -198,9 +231,10 @@ impl Helm {
             Err(err) if err.kind() == std::io::ErrorKind::AlreadyExists => {
                 is_private(&folder)?;
                 // What an agent before left.
-                for name in ["chart.tgz", "values.json"] {
+                for name in ["chart.tgz", "values.json", "why"] {
                     let _ = std::fs::remove_file(folder.join(name));
                 }
+                let _ = std::fs::remove_dir_all(folder.join(PULLED));
             }
             Err(err) => return Err(file_fault(&folder)(err)),
         }
@@ -274,6 +308,10 @@ impl Helm {
         arguments
     }
 
+    fn plugins(&self) -> PathBuf {
+        self.folder.join("plugins")
+    }
+
     fn waiting(&self) -> [String; 1] {
         [format!("--timeout={}s", self.timeout.as_secs())]
     }
@@ -305,7 +343,20 @@ impl Helm {
         arguments.extend(self.waiting());
         arguments.push(format!("--values={}", values.0.display()));
         arguments.push(format!("--labels={}", labels.join(",")));
-        self.run_locked(&arguments, self.deadline()).await.map(|_| ())
+        let Some(rules) = install.images else {
+            return self.run_locked(&arguments, self.deadline()).await.map(|_| ());
+        };
+        let (plugins, why) = (self.plugins(), self.folder.join("why"));
+        images::write_plugin(&plugins).map_err(file_fault(&plugins))?;
+        // Empty until there is something to say.
+        let why = Private::new(why, b"")?;
+        arguments.extend(rules.arguments(&why.0));
+        self.run_locked(&arguments, self.deadline()).await.map(|_| ()).map_err(|err| {
+            match std::fs::read_to_string(&why.0).unwrap_or_default().as_str() {
+                "" => err,
+                why => HelmError::Failed(format!("images cannot be taken from {}: {why}", rules.registry)),
+            }
+        })
     }
 
     /// Takes a release down; none is no fault. On a busy apiserver helm's watch may break off, and helm then says within
@@ -327,6 +378,41 @@ impl Helm {
             }
             tokio::time::sleep(UNINSTALL_AGAIN).await;
         }
+    }
+
+    /// Pulls a chart of this size from a registry; what it is is not looked at.
+    ///
+    /// # Errors
+    /// What helm says.
+    pub async fn pull(&self, url: &str, version: &str, access: &Access, size: u64) -> Result<Vec<u8>, HelmError> {
+        let _turn = self.turn.lock().await;
+        // With it go the chart, what signs in, and helm's own copy: memory is where they are.
+        let folder = PrivateFolder::new(self.folder.join(PULLED))?;
+        let path = |name: &str| folder.0.join(name);
+        write_private(&path("config.json"), access.config.as_deref().unwrap_or(b"{}"))?;
+        let option = |name: &str, file: &str| format!("--{name}={}", path(file).display());
+        let mut arguments = ["pull", url, "--version", version].map(str::to_owned).to_vec();
+        arguments.extend([
+            option("registry-config", "config.json"),
+            option("content-cache", "content"),
+            option("destination", "chart"),
+        ]);
+        if let Some(ca) = &access.ca {
+            write_private(&path("ca.crt"), ca)?;
+            arguments.push(option("ca-file", "ca.crt"));
+        }
+        DirBuilder::new().mode(0o700).create(path("chart")).map_err(file_fault(&folder.0))?;
+        self.run_locked(&arguments, PULL).await?;
+        let entries = std::fs::read_dir(path("chart")).map_err(file_fault(&folder.0))?;
+        let file = entries.filter_map(Result::ok).map(|entry| entry.path()).next();
+        let file = file.ok_or_else(|| HelmError::Failed("helm pull left no file".to_owned()))?;
+        let has = std::fs::metadata(&file).map_err(file_fault(&file))?.len();
+        if has != size {
+            let message =
+                format!("it has {has} bytes there, and {size} in the signed catalogue: it is not found there");
+            return Err(HelmError::Failed(message));
+        }
+        std::fs::read(&file).map_err(file_fault(&file))
     }
 
     /// Goes back to a revision; waits for its hooks alone, because an upgrade follows.
@@ -369,7 +455,7 @@ impl Helm {
             .env("HELM_CACHE_HOME", home.join("cache"))
             .env("HELM_CONFIG_HOME", home.join("config"))
             .env("HELM_DATA_HOME", home.join("data"))
-            .env("HELM_PLUGINS", home.join("none"))
+            .env("HELM_PLUGINS", self.plugins())
             .env("KUBECONFIG", &self.kubeconfig)
             .current_dir(&self.folder);
         if let Some(context) = &self.context {
@@ -631,6 +717,43 @@ mod tests {
         assert_eq!(std::fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
         drop(private);
         assert!(!file.exists());
+    }
+
+    #[tokio::test]
+    async fn x5_what_a_post_renderer_says_is_told_and_the_plugin_is_there_for_it() {
+        let (dir, helm) = script(
+            "for a in \"$@\"; do case $a in *--why=*) printf because >\"${a##*--why=}\" ;; esac; done\n\
+             ls -L \"$HELM_PLUGINS/towline-images\" >\"$TMPDIR/../plugin\"; echo 'Error: exited with error' >&2; exit 1",
+        );
+        let on = On { release: "r", namespace: "n", acting: &Acting::Self_ };
+        let rules = Rules { registry: "r.test/mirror".to_owned(), keep: Vec::new() };
+        let values = json!({});
+        let mut install = Install { chart: b"", values: &values, labels: &[], images: Some(&rules) };
+        let error = helm.upgrade(&on, &install).await.unwrap_err().to_string();
+        assert_eq!(error, "images cannot be taken from r.test/mirror: because");
+        let plugin = std::fs::read_to_string(dir.path().join("plugin")).unwrap();
+        assert_eq!(plugin.split_whitespace().collect::<Vec<_>>(), ["plugin.yaml", "towline-agent"]);
+        install.images = None;
+        assert_eq!(helm.upgrade(&on, &install).await.unwrap_err().to_string(), "exited with error");
+        assert!(!dir.path().join(FOLDER).join("why").exists());
+    }
+
+    #[tokio::test]
+    async fn x5_chart_is_pulled_privately_by_its_size_and_nothing_stays() {
+        let (dir, helm) = script(
+            "for a in \"$@\"; do case $a in --destination=*) to=${a#*=} ;; --registry-config=*) cat \"${a#*=}\" >\"$TMPDIR/../config\" ;; esac; done\n\
+             echo \"$@\" >\"$TMPDIR/../arguments\"; printf 12345 >\"$to/web-1.0.0.tgz\"",
+        );
+        let access = Access { config: Some(b"secret".to_vec()), ca: Some(b"ca".to_vec()) };
+        let pull = |size| helm.pull("oci://r.test/charts/web", "1.0.0", &access, size);
+        assert_eq!(pull(5).await.unwrap(), b"12345");
+        let arguments = std::fs::read_to_string(dir.path().join("arguments")).unwrap();
+        assert!(arguments.starts_with("pull oci://r.test/charts/web --version 1.0.0"), "{arguments}");
+        assert!(arguments.contains("--ca-file=") && !arguments.contains("secret"), "{arguments}");
+        assert_eq!(std::fs::read_to_string(dir.path().join("config")).unwrap(), "secret");
+        let other = pull(6).await.unwrap_err().to_string();
+        assert!(other.contains("5 bytes there, and 6 in the signed catalogue"), "{other}");
+        assert!(!dir.path().join(FOLDER).join(PULLED).exists());
     }
 
     #[tokio::test]

@@ -4,7 +4,7 @@
 use std::{collections::BTreeMap, time::SystemTime};
 
 use catalogue::{
-    choice::{Cluster, UpgradeMode, newest, upgrade},
+    choice::{Cluster, Unfit, UpgradeMode, newest, upgrade},
     digest::Sha256,
     index::{ExtensionType, Index, Release as Offered, Scope},
     version::Version,
@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 use types::window::{self, Window, WindowError};
 
 use super::{
+    images::Rules,
     locks,
     releases::{Release, Stage},
     state::{Extension, Fault, Installed, Phase, Problem},
@@ -172,6 +173,8 @@ pub struct Target {
     pub settings: BTreeMap<String, String>,
     /// What the chart is told of the agents, if it wants to know.
     pub agents: Option<Value>,
+    /// Where images come from, if not from where the chart says.
+    pub images: Option<Rules>,
     /// Names all that the release is made of: another text, another release.
     pub fingerprint: String,
 }
@@ -222,10 +225,15 @@ impl Target {
             (true, told) => told.clone(),
             (false, _) => None,
         };
-        let fingerprint = fingerprint(extension, offered, scope, &settings, agents.as_ref());
+        let images = here.operator.local_registry.clone().map(|registry| {
+            // The agents' own images come from where the operator said.
+            let own = agents.as_ref().and_then(|agents| agents["registry"].as_str()).filter(|own| !own.is_empty());
+            Rules { registry, keep: own.map(str::to_owned).into_iter().collect() }
+        });
+        let fingerprint = fingerprint(extension, offered, scope, &settings, agents.as_ref(), images.as_ref());
         let extension_type = kind.name.clone();
         let offered = offered.clone();
-        Ok(Self { extension_type, namespace, scope, offered, later, settings, agents, fingerprint })
+        Ok(Self { extension_type, namespace, scope, offered, later, settings, agents, images, fingerprint })
     }
 
     /// Names an attempt: the same one is not made again after it failed, until something of it changes.
@@ -345,11 +353,9 @@ fn version<'a>(
     };
     let train = properties.release_train.as_deref().filter(|train| !train.is_empty()).unwrap_or("Stable");
     let mode = properties.mode()?;
-    let unfit = |version: &Version, why: String| {
-        Problem::passes(
-            "VersionNotSupported",
-            format!("the version {version} of {} does not work in this cluster: {why}", kind.name),
-        )
+    let unfit = |version: &Version, why: Unfit| {
+        let code = if matches!(why, Unfit::Platform { .. }) { "UnsupportedPlatform" } else { "VersionNotSupported" };
+        Problem::passes(code, format!("the version {version} of {} does not work in this cluster: {why}", kind.name))
     };
     if let Some(text) = properties.version.as_deref().filter(|text| !text.is_empty()) {
         let version: Version =
@@ -361,7 +367,7 @@ fn version<'a>(
             );
             Problem::stays("UnknownVersion", message)
         })?;
-        offered.fits(&cluster).map_err(|why| unfit(&version, why.to_string()))?;
+        offered.fits(&cluster).map_err(|why| unfit(&version, why))?;
         return Ok(offered.into());
     }
     let none = |err: String| Problem::passes("NoVersion", format!("no version of {} can be chosen: {err}", kind.name));
@@ -391,6 +397,7 @@ fn fingerprint(
     scope: Scope,
     settings: &BTreeMap<String, String>,
     agents: Option<&Value>,
+    images: Option<&Rules>,
 ) -> String {
     // Protected settings by their name: a digest of them could be guessed from.
     let mut all = json!([
@@ -402,6 +409,9 @@ fn fingerprint(
     ]);
     if let (Some(agents), Some(all)) = (agents, all.as_array_mut()) {
         all.push(agents.clone());
+    }
+    if let (Some(images), Some(all)) = (images, all.as_array_mut()) {
+        all.push(json!({"registry": images.registry}));
     }
     Sha256::of(all.to_string().as_bytes()).to_string().chars().take(40).collect()
 }
@@ -582,6 +592,42 @@ mod tests {
         for refused in ["global", "global.towline", "global.towline.agentImage"] {
             assert_eq!(code(of(refused, Some(json!({})))), "SettingLocked", "{refused}");
         }
+    }
+
+    #[test]
+    fn x5_another_registry_is_another_release_and_leaves_the_agents_images() {
+        let mut index = testing::index(&[("1.0.0", &["Stable"])]);
+        let of = |index: &Index, registry: Option<&str>, agents: Option<Value>| {
+            let operator = Extensions { local_registry: registry.map(str::to_owned), ..Extensions::default() };
+            let web = extension("web", json!({"extensionType": "example.web"}));
+            target_by(&web, index, &[], &Facts { agents, ..Facts::default() }, &operator).unwrap()
+        };
+        let (none, some) = (of(&index, None, None), of(&index, Some("r.test/a"), None));
+        let images = some.images.clone().unwrap();
+        assert_eq!((none.images, images.registry.as_str(), images.keep.len()), (None, "r.test/a", 0));
+        let other = of(&index, Some("r.test/b"), None);
+        assert!(none.fingerprint != some.fingerprint && some.fingerprint != other.fingerprint);
+        index.types[0].versions[0].agent_values = true;
+        let told = of(&index, Some("r.test/a"), Some(json!({"registry": "agents.test/own"})));
+        assert_eq!(told.images.unwrap().keep, ["agents.test/own"]);
+    }
+
+    #[test]
+    fn e12_version_for_other_platforms_is_refused_and_not_chosen() {
+        let mut index = testing::index(&[("1.0.0", &["Stable"]), ("1.1.0", &["Stable"])]);
+        index.types[0].versions.iter_mut().find(|one| one.version.to_string() == "1.1.0").unwrap().platforms =
+            vec!["linux/arm64".to_owned()];
+        let of = |version: Option<&str>, platforms: &[&str]| {
+            let platforms = platforms.iter().map(|one| (*one).to_owned()).collect();
+            let web = extension("web", json!({"extensionType": "example.web", "version": version}));
+            target_by(&web, &index, &[], &Facts { platforms, ..Facts::default() }, &Extensions::default())
+        };
+        let chosen = |target: Target| target.offered.version.to_string();
+        assert_eq!(chosen(of(None, &["linux/amd64"]).unwrap()), "1.0.0");
+        assert_eq!(chosen(of(None, &["linux/amd64", "linux/arm64"]).unwrap()), "1.1.0");
+        let refused = of(Some("1.1.0"), &["linux/amd64"]).unwrap_err();
+        assert_eq!(refused.code, "UnsupportedPlatform");
+        assert!(refused.message.contains("it runs on linux/arm64, and the cluster's nodes are linux/amd64"));
     }
 
     fn code(result: Result<Target, Problem>) -> &'static str {

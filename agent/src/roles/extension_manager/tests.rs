@@ -8,7 +8,7 @@ use std::{
 
 use ::catalogue::{
     digest::Sha256,
-    index::{CatalogueId, Index},
+    index::{CatalogueId, Index, Release},
     key::SigningKey,
     signature::Signatures,
     testing,
@@ -21,12 +21,12 @@ use types::agent_api::{
     ProtectedSettings, encode,
 };
 
-use super::{Extensions, store::Store};
+use super::{Extensions, state::Problem, store::Store};
 use crate::{
     identity::clock::SystemClock,
     roles::{
         catalogue::{
-            Catalogue, Pinned,
+            Catalogue, Charts, Pinned,
             gateway::{Asked, Gateway, Library},
         },
         objects::{Kind as _, follow::Follow, report::Report, testing::Map},
@@ -327,6 +327,19 @@ async fn e2_index_that_is_not_signed_old_or_foreign_is_refused_after_a_restart_t
     assert!(code == "TrustNotRead" && message.contains("delete it"), "{message}");
 }
 
+/// A registry that has other bytes than the index says.
+struct Elsewhere(Vec<u8>);
+
+impl Charts for Elsewhere {
+    fn name(&self) -> &str {
+        "oci://registry.test/charts"
+    }
+
+    fn chart<'a>(&'a self, _: &'a Release) -> BoxFuture<'a, Result<Bytes, Problem>> {
+        Box::pin(async { Ok(self.0.clone().into()) })
+    }
+}
+
 #[tokio::test]
 async fn e2_chart_with_another_digest_is_not_opened() {
     let (map, own) = (Map::default(), SigningKey::generate().unwrap());
@@ -351,7 +364,23 @@ async fn e2_chart_with_another_digest_is_not_opened() {
         give(bad);
         assert_eq!(catalogue.chart(&verified, "example.web", release).await.unwrap_err().code, "ChartRefused");
     }
+    // Nor one of a registry, which is asked in place of the gateway.
     give(good.clone());
+    let mut bad = good.clone();
+    bad[20] ^= 1;
+    for (bytes, is_good) in [(bad, false), (good.clone(), true)] {
+        let elsewhere = Elsewhere(bytes);
+        let pinned = Pinned { keys: vec![own.public()], catalogue: None };
+        let catalogue = Catalogue::new(&gateway, &store, pinned, Arc::new(SystemClock), Duration::from_secs(180))
+            .with_charts(Some(&elsewhere));
+        match catalogue.chart(&verified, "example.web", release).await {
+            Ok(chart) => assert!(is_good && chart.bytes() == good),
+            Err(refused) => {
+                assert!(!is_good && refused.code == "ChartRefused", "{refused:?}");
+                assert!(refused.message.contains("that oci://registry.test/charts sent"), "{}", refused.message);
+            }
+        }
+    }
     assert_eq!(catalogue.chart(&verified, "example.web", release).await.unwrap().bytes(), good);
     // It is kept for when the link is down.
     gateway.charts.lock().unwrap().clear();

@@ -20,7 +20,7 @@ use super::{
     state::{Fault, Item, Problem, Wanted},
     store::{Store, size},
 };
-use crate::{chain, tunnel::api::AGAIN};
+use crate::{chain, metrics, tunnel::api::AGAIN};
 
 /// Objects of other kinds and refused ones are counted in a whole listing too.
 const OBJECTS_MAX: usize = 20_000;
@@ -174,7 +174,8 @@ impl<'a, G: Gateway, K: Kind> Follow<'a, G, K> {
                 }
                 Err(reason) => {
                     let id: String = object.id.chars().take(300).collect();
-                    tracing::warn!(object = id, "an object that the gateway wants {reason}");
+                    tracing::warn!(object = id, "an object that the gateway wants here {reason}, and is not taken");
+                    metrics::object_refused(K::RESOURCE.1, reason);
                     if reason == K::UNNAMEABLE {
                         self.refuse(&object, "InvalidName", format!("the {} {reason}", K::NOUN));
                     }

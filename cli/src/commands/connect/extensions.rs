@@ -4,7 +4,7 @@
 
 use std::path::PathBuf;
 
-use agent::config::LockedSetting;
+use agent::config::{self, LockedSetting};
 use anyhow::{Context, anyhow};
 use catalogue::{index::CatalogueId, key::PublicKey};
 use types::agent_api::InstallSettings;
@@ -33,6 +33,16 @@ pub struct CatalogueArgs {
     /// A setting that the gateway may not give, and what it is; * for every type. Repeat for more; "" for none
     #[arg(long = "locked-setting", value_name = "TYPE:KEY[=VALUE]", value_parser = locked, help_heading = "Extensions")]
     pub locked_settings: Vec<String>,
+    /// Registry that charts are pulled from, oci://HOST/PATH; "" for the gateway
+    #[arg(long, value_name = "URL", value_parser = |text: &str| or_none(text, config::chart_registry), help_heading = "Extensions")]
+    pub chart_registry: Option<String>,
+    /// Secret of the agents' namespace that signs in there, of the type kubernetes.io/dockerconfigjson, and with ca.crt
+    /// for an authority of one's own; "" for none
+    #[arg(long, value_name = "NAME", value_parser = |text: &str| or_none(text, config::secret_name), help_heading = "Extensions")]
+    pub registry_secret: Option<String>,
+    /// Registry, HOST/PATH, that takes the place of the registry of every image of a chart; "" for none
+    #[arg(long, value_name = "HOST", value_parser = |text: &str| or_none(text, config::registry), help_heading = "Extensions")]
+    pub local_registry: Option<String>,
     /// The image of extension-manager, REPOSITORY[:TAG] or REPOSITORY@sha256:...
     #[arg(long, value_name = "NAME", value_parser = names::image, help_heading = "Extensions")]
     pub extension_image: Option<String>,
@@ -102,6 +112,11 @@ fn locked(text: &str) -> Result<String, &'static str> {
     text.parse::<LockedSetting>().map(|_| text.to_owned())
 }
 
+/// As the agent reads it; the empty text takes away what was said before.
+fn or_none(text: &str, read: fn(&str) -> Result<String, &'static str>) -> Result<String, &'static str> {
+    if text.is_empty() { Ok(String::new()) } else { read(text) }
+}
+
 /// What was typed, read.
 #[derive(Debug, Default)]
 pub struct Typed {
@@ -130,9 +145,20 @@ impl Typed {
     }
 
     fn says_which(&self) -> bool {
-        let CatalogueArgs { keys, catalogue_id, allowed_extension_types, locked_settings, extension_image, gitops } =
-            &self.args;
-        let bounds = !allowed_extension_types.is_empty() || !locked_settings.is_empty() || gitops.says_which();
+        let CatalogueArgs {
+            keys,
+            catalogue_id,
+            allowed_extension_types,
+            locked_settings,
+            chart_registry,
+            registry_secret,
+            local_registry,
+            extension_image,
+            gitops,
+        } = &self.args;
+        let places = [chart_registry, registry_secret, local_registry].iter().any(|one| one.is_some());
+        let bounds =
+            !allowed_extension_types.is_empty() || !locked_settings.is_empty() || places || gitops.says_which();
         !keys.is_empty() || catalogue_id.is_some() || bounds || extension_image.is_some()
     }
 
@@ -165,6 +191,14 @@ impl Typed {
             [] => kept.locked_settings,
             typed => typed.iter().filter(|one| !one.is_empty()).cloned().collect(),
         };
+        let typed = |typed: &Option<String>, kept| typed.clone().unwrap_or(kept);
+        extensions.chart_registry = typed(&self.args.chart_registry, kept.chart_registry);
+        extensions.registry_secret = typed(&self.args.registry_secret, kept.registry_secret);
+        extensions.local_registry = typed(&self.args.local_registry, kept.local_registry);
+        if extensions.chart_registry.is_empty() && !extensions.registry_secret.is_empty() {
+            let error = anyhow!("--registry-secret signs in at a registry of charts, and there is none");
+            return Err(Failure::usage(error).hint("--chart-registry oci://HOST/PATH, or --registry-secret \"\""));
+        }
         if let Some(image) = self.args.extension_image.as_ref().or(kept.image.as_ref()) {
             let (repository, tag, digest) = split_image(image);
             extensions.image = ExtensionImage { repository, tag, digest };
@@ -183,6 +217,12 @@ impl Typed {
             // Not their values: they may be nobody's business.
             let keys: Vec<_> = extensions.locked_settings.iter().filter_map(|one| one.split('=').next()).collect();
             said.push(format!("settings that the gateway may not give: {}", keys.join(", ")));
+        }
+        if !extensions.chart_registry.is_empty() {
+            said.push(format!("charts come from {}, and not through the gateway", extensions.chart_registry));
+        }
+        if !extensions.local_registry.is_empty() {
+            said.push(format!("images of charts come from {}", extensions.local_registry));
         }
         said.push(bounds(&values.gitops));
         Ok(said)
@@ -281,6 +321,9 @@ mod tests {
             catalogue: id.clone(),
             allowed_types: vec!["example.web".to_owned()],
             locked_settings: vec!["*:image".to_owned()],
+            chart_registry: "oci://r.test/charts".to_owned(),
+            registry_secret: "registry".to_owned(),
+            local_registry: "r.test/mirror".to_owned(),
             digest: None,
             image: Some("r:5000/e".to_owned()),
             gitops: KeptGitops { scopes: vec!["namespace".to_owned()], ..KeptGitops::default() },
@@ -299,8 +342,23 @@ mod tests {
         }
         let mut values = Values::default();
         typed(None, &[&typed_key], &[""]).apply(&mut values, Some(kept()), &of(&second)).unwrap();
-        assert_eq!((values.extensions.catalogue_keys, values.extensions.catalogue_id.as_str()), (vec![typed_key], ""));
+        let pinned = (values.extensions.catalogue_keys.clone(), values.extensions.catalogue_id.as_str());
+        assert_eq!(pinned, (vec![typed_key], ""));
         assert!(values.extensions.allowed_types.is_empty());
+        let places = |values: &Values| {
+            let of = &values.extensions;
+            [&of.chart_registry, &of.registry_secret, &of.local_registry].map(String::clone)
+        };
+        assert_eq!(places(&values), ["oci://r.test/charts", "registry", "r.test/mirror"]);
+        let mut other = typed(None, &[], &[]);
+        other.args.chart_registry = Some(String::new());
+        assert!(!other.is_nothing() && other.apply(&mut Values::default(), Some(kept()), &of(&second)).is_err());
+        other.args.registry_secret = Some(String::new());
+        other.args.local_registry = Some("other.test".to_owned());
+        let mut values_of_other = Values::default();
+        let said = other.apply(&mut values_of_other, Some(kept()), &of(&second)).unwrap();
+        assert_eq!(places(&values_of_other), ["", "", "other.test"]);
+        assert!(said.iter().any(|line| line == "images of charts come from other.test"), "{said:?}");
         assert_eq!(values.extensions.locked_settings, ["*:image"], "what is not typed stays");
         let mut values = Values::default();
         typed(Some(false), &[], &[]).apply(&mut values, Some(kept()), &of(&second)).unwrap();

@@ -181,6 +181,15 @@ allowed_types = {{ toJson . }}
 {{- with .lockedSettings }}
 locked_settings = {{ toJson . }}
 {{- end }}
+{{- with .chartRegistry }}
+chart_registry = {{ toJson . }}
+{{- end }}
+{{- with .registrySecret }}
+registry_secret = {{ toJson . }}
+{{- end }}
+{{- with .localRegistry }}
+local_registry = {{ toJson . }}
+{{- end }}
 {{- end }}
 
 [limits]

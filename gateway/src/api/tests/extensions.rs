@@ -89,6 +89,23 @@ async fn state_of(site: &Bench, operation: &str) -> Value {
 }
 
 #[tokio::test]
+async fn e13_a_plan_is_kept_and_shown_and_is_nothing_to_the_cluster() {
+    let site = bench().await;
+    let mut body = web();
+    let plan = json!({"name": "basic", "publisher": "example", "product": "web"});
+    body["plan"] = plan.clone();
+    assert_eq!(site.call("owner", "PUT", &extension("c", "web"), Some(body.clone())).await.status, 201);
+    assert_eq!(site.call("owner", "GET", &extension("c", "web"), None).await.body["plan"], plan);
+    let told = objects(&site, "c", None).await;
+    assert!(told.objects[0].spec.as_ref().unwrap().get("plan").is_none());
+    for wrong in [json!("basic"), json!({"name": 7}), json!({"price": "0"})] {
+        body["plan"] = wrong.clone();
+        let refused = site.call("owner", "PUT", &extension("c", "other"), Some(body.clone())).await;
+        assert_eq!(refused.status, 400, "{wrong}: {}", refused.body);
+    }
+}
+
+#[tokio::test]
 async fn e1_an_extension_is_there_when_its_cluster_says_so() {
     let site = bench().await;
     let made = site.call("owner", "PUT", &extension("c", "web"), Some(web())).await;
