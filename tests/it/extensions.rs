@@ -46,7 +46,7 @@ pub fn tests() -> Vec<Trial> {
             Needs::Pods,
             endings::hostile_gateway,
         ),
-        installs("extensions::i12_extension_of_a_namespace_has_rights_there_alone", Needs::Pods, namespaced),
+        installs("extensions::e7_extension_of_a_namespace_has_rights_there_alone", Needs::Pods, namespaced),
     ]
 }
 
