@@ -106,6 +106,7 @@ walk_resources() {
     walk_guard --server "$url" --ca "$ca" --cluster "$id" --user admin --password-file "$out/state/users/admin.password"
     walk_gitops
     walk_extensions
+    walk_upgrade
     step "delete" 0 typed_as towline delete -n shop -g edge --kube-config "$admin_kubeconfig" --yes
     step "nothing is left" 1 namespace_is_gone
 }

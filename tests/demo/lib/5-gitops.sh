@@ -11,38 +11,47 @@ has_flux() {
     done
 }
 
-# Before the gateway, which serves the catalogue.
-prepare_gitops() {
-    # Flux runs as pods.
+# Before the gateway, which serves the catalogue. Charts of the agents themselves come later (8-upgrade.sh).
+prepare_catalogue() {
+    # What is in it runs as pods.
     if [[ ! $in_cluster ]]; then
-        skipped+=("GitOps and extensions")
-        return
-    fi
-    if ! has_flux; then
-        say "GitOps and extensions are not tried: Flux is not built here. DEMO_GITOPS=1 builds it, once, in ten minutes"
+        skipped+=("upgrades, GitOps and extensions")
         return
     fi
     title "catalogue"
+    if has_flux; then
+        gitops=1
+        prepare_images
+    else
+        say "GitOps and extensions are not tried: Flux is not built here. DEMO_GITOPS=1 builds it, once, in ten minutes"
+    fi
+    catalogue=$out/catalogue
+    rm -rf "$catalogue"
+    mkdir -p "$catalogue"
+    make_catalogue >"$out/logs/catalogue.log" 2>&1 || fail "the catalogue cannot be made: $(tail -n 3 "$out/logs/catalogue.log")"
+    gateway_options=(--set "api.catalogue_dir=\"$catalogue/index\"")
+}
+
+prepare_images() {
+    local image
     "$root/tests/cluster/deps.sh" all git openssh-client openssh-server
-    local chart image
     for image in extension-manager source-controller kustomize-controller; do
         "$root/docker/build" image "$image" >/dev/null
         "$root/tests/cluster/cluster" --state "$cluster_state" load-image "$root/target/image/$image.tar"
     done
-    chart=$("$root/docker/build" chart microsoft.flux)
-    catalogue=$out/catalogue
-    rm -rf "$catalogue"
-    mkdir -p "$catalogue"
-    (
-        cd "$catalogue" || exit
-        towline catalogue init --catalogue index --key signing.key
-        towline catalogue add "$chart" --catalogue index --type microsoft.flux --train Stable --release-namespace flux-system
-        add_charts
-        towline catalogue sign --catalogue index --key signing.key --expires 90d
-    ) >"$out/logs/catalogue.log" 2>&1 || fail "the catalogue cannot be made: $(tail -n 3 "$out/logs/catalogue.log")"
-    gateway_options=(--set "api.catalogue_dir=\"$catalogue/index\"")
-    gitops=1
+    flux_chart=$("$root/docker/build" chart microsoft.flux)
 }
+
+make_catalogue() (
+    set -e
+    cd "$catalogue"
+    towline catalogue init --catalogue index --key signing.key
+    if [[ $gitops ]]; then
+        towline catalogue add "$flux_chart" --catalogue index --type microsoft.flux --train Stable --release-namespace flux-system
+        add_charts
+    fi
+    towline catalogue sign --catalogue index --key signing.key --expires 90d
+)
 
 connect_options() {
     echo --guard
