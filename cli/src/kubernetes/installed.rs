@@ -157,9 +157,27 @@ impl Kubernetes {
         let definition = all.iter().position(|place| place.kind == DEFINITION).unwrap_or(all.len());
         all.splice(definition..definition, made);
         all.extend(self.extension_secrets(namespace).await);
+        let others = self.rights_of_other_versions(namespace, &all).await;
+        all.extend(others);
         // After the upgrader, which would make it again.
         all.push(Place::within(JOB, namespace, job::NAME));
         all
+    }
+
+    /// Rights in the whole cluster that another version of this program gave the agents, and this one does not know: left
+    /// behind, they would be those of whoever makes a namespace of this name later.
+    async fn rights_of_other_versions(&self, namespace: &str, known: &[Place]) -> Vec<Place> {
+        // What agents gave configurations and extensions names no component: these outlive the agents.
+        let labels = format!("{MANAGED_BY_LABEL}={MANAGED_BY},app.kubernetes.io/component");
+        let prefix = format!("{namespace}:");
+        let mut found = Vec::new();
+        for kind in [place::CLUSTER_ROLE_BINDING, place::CLUSTER_ROLE] {
+            let objects = self.list(&Place::of(kind, ""), &labels).await.unwrap_or_default();
+            let names = objects.iter().filter_map(|object| object["metadata"]["name"].as_str());
+            let ours = names.filter(|name| name.starts_with(&prefix)).map(|name| Place::of(kind, name));
+            found.extend(ours.filter(|place| !known.contains(place)));
+        }
+        found
     }
 
     /// What the extension-manager keeps in its namespace: protected settings, and what it knows of the catalogue.

@@ -67,6 +67,8 @@ pub const GIT_CONFIG: Kind = kind("towline.io", "v1alpha1", "GitConfig", "gitcon
 /// Kinds of ours: their objects go with their definition.
 pub const OURS: [Kind; 4] = [CONNECTED_CLUSTER, EXTENSION_CONFIG, FLUX_CONFIG, GIT_CONFIG];
 
+/// What somebody may do everywhere.
+pub const CLUSTER_ROLE: Kind = kind(RBAC, "v1", "ClusterRole", "clusterroles", false);
 /// Who has a role everywhere.
 pub const CLUSTER_ROLE_BINDING: Kind = kind(RBAC, "v1", "ClusterRoleBinding", "clusterrolebindings", false);
 
@@ -74,7 +76,7 @@ pub const CLUSTER_ROLE_BINDING: Kind = kind(RBAC, "v1", "ClusterRoleBinding", "c
 pub const KINDS: &[Kind] = &[
     NAMESPACE,
     DEFINITION,
-    kind(RBAC, "v1", "ClusterRole", "clusterroles", false),
+    CLUSTER_ROLE,
     CLUSTER_ROLE_BINDING,
     kind(RBAC, "v1", "Role", "roles", true),
     kind(RBAC, "v1", "RoleBinding", "rolebindings", true),
