@@ -1,8 +1,9 @@
 //! What agents that are there were told by options: an update keeps it, unless other options say otherwise.
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use base64::{Engine, engine::general_purpose::STANDARD as BASE64};
 use secrecy::SecretString;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use types::agent_api::InstallSettings;
 
@@ -72,6 +73,31 @@ pub struct Belongs {
     pub settings: InstallSettings,
 }
 
+/// The objects that tell what agents were told, and the minor version of the Kubernetes that has them: what the version
+/// that runs reads for one that is to follow it. They are whole objects, because the later version may look for more in
+/// them than the earlier one knows.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Gathered {
+    /// The number after `1.` of the apiserver's version.
+    pub kubernetes_minor: u32,
+    /// As the apiserver gave them; no Secret is among them.
+    pub objects: Vec<Value>,
+}
+
+impl Gathered {
+    /// What the agents were told, and what they belong to.
+    ///
+    /// # Errors
+    /// When the objects are not those of agents.
+    pub fn kept(&self) -> anyhow::Result<(Kept, Belongs)> {
+        let told = Told::of(&self.objects);
+        if told.agent.is_null() || told.deployment.is_null() {
+            bail!("the ConfigMap or the Deployment {AGENT} is not among what was read of the agents that are there");
+        }
+        Ok((told.kept()?, told.belongs()?))
+    }
+}
+
 /// What guard was told.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct KeptGuard {
@@ -139,10 +165,9 @@ impl Kubernetes {
         self.told(namespace, true).await?.kept()
     }
 
-    /// The same by a service account that reads no Secret: the proxy's stays where it is. And what the agents belong to.
-    pub async fn kept_without_secrets(&self, namespace: &str) -> anyhow::Result<(Kept, Belongs)> {
-        let told = self.told(namespace, false).await?;
-        Ok((told.kept()?, told.belongs()?))
+    /// The objects that tell it, by a service account that reads no Secret: the proxy's stays where it is.
+    pub async fn gathered(&self, namespace: &str) -> anyhow::Result<Gathered> {
+        Ok(Gathered { kubernetes_minor: self.minor, objects: self.told(namespace, false).await?.objects() })
     }
 
     async fn told(&self, namespace: &str, with_secrets: bool) -> anyhow::Result<Told> {
@@ -167,6 +192,43 @@ impl Kubernetes {
 }
 
 impl Told {
+    /// Those that tell, among others.
+    fn of(objects: &[Value]) -> Self {
+        let find = |kind: &str, name: &str| {
+            let is = |object: &&Value| object["kind"] == kind && object["metadata"]["name"] == name;
+            objects.iter().find(is).cloned().unwrap_or_default()
+        };
+        Self {
+            agent: find("ConfigMap", AGENT),
+            manager: find("ConfigMap", MANAGER),
+            deployment: find("Deployment", AGENT),
+            proxy: find("Secret", PROXY_SECRET),
+            extensions: find("ConfigMap", EXTENSIONS),
+            extension_manager: find("Deployment", EXTENSIONS),
+            gitops: find("ConfigMap", GITOPS),
+            guard: find("ConfigMap", GUARD),
+            guard_service: find("Service", GUARD),
+            upgrader: find("ConfigMap", UPGRADER),
+        }
+    }
+
+    /// Those that are there.
+    fn objects(self) -> Vec<Value> {
+        let all = [
+            self.agent,
+            self.manager,
+            self.deployment,
+            self.proxy,
+            self.extensions,
+            self.extension_manager,
+            self.gitops,
+            self.guard,
+            self.guard_service,
+            self.upgrader,
+        ];
+        all.into_iter().filter(|object| !object.is_null()).collect()
+    }
+
     fn kept(&self) -> anyhow::Result<Kept> {
         let agent = config(&self.agent)?;
         let manager = config(&self.manager)?;
@@ -362,23 +424,7 @@ mod tests {
 
     /// As they are read from a cluster: what was made of `values`.
     fn told(values: &Values) -> Told {
-        let objects = manifests::objects(values, "towline");
-        let find = |kind: &str, name: &str| {
-            let is = |object: &&Value| object["kind"] == kind && object["metadata"]["name"] == name;
-            objects.iter().find(is).cloned().unwrap_or_default()
-        };
-        Told {
-            agent: find("ConfigMap", AGENT),
-            manager: find("ConfigMap", MANAGER),
-            deployment: find("Deployment", AGENT),
-            proxy: find("Secret", PROXY_SECRET),
-            extensions: find("ConfigMap", EXTENSIONS),
-            extension_manager: find("Deployment", EXTENSIONS),
-            gitops: find("ConfigMap", GITOPS),
-            guard: find("ConfigMap", GUARD),
-            guard_service: find("Service", GUARD),
-            upgrader: find("ConfigMap", UPGRADER),
-        }
+        Told::of(&manifests::objects(values, "towline"))
     }
 
     /// A new password of a proxy is no upgrade: the pods keep the program that they run.
@@ -470,7 +516,12 @@ mod tests {
         values.upgrades.window = "1m".to_owned();
         let mut there = told(&values);
         there.proxy = Value::Null;
-        let (kept, belongs) = (there.kept().unwrap(), there.belongs().unwrap());
+        // As the version that is there hands it to the one that follows.
+        let gathered = Gathered { kubernetes_minor: 30, objects: there.objects() };
+        let text = serde_json::to_string(&gathered).unwrap();
+        assert!(!text.contains("Secret\",") && !text.contains("Z2VoZWlt") && !text.contains("geheim"), "no password");
+        let read: Gathered = serde_json::from_str(&text).unwrap();
+        let (kept, belongs) = read.kept().unwrap();
         let again = crate::commands::values_again(&belongs.cluster_id, kept, &belongs.settings).unwrap();
         let of = |values: &Values| {
             let mut objects = manifests::objects(values, "towline");
@@ -485,6 +536,12 @@ mod tests {
             assert_eq!(before, &after);
         }
         assert_eq!(of(&values).len(), of(&again).len());
+    }
+
+    #[test]
+    fn u1_what_is_not_of_agents_is_refused() {
+        let nothing = Gathered { kubernetes_minor: 30, objects: Vec::new() };
+        assert!(nothing.kept().is_err_and(|error| error.to_string().contains(AGENT)));
     }
 
     #[test]

@@ -1,7 +1,11 @@
 //! The Job that carries an upgrade out. It is made of the upgrader's own pod: image, places and bounds are the same. Its
-//! first container has the image of the new version and writes that version's objects into a folder in memory: an image
-//! that is not there, or does not start, is found before anything is changed. The second one has the image that runs
-//! now, which is known to work, and changes the cluster.
+//! containers run one after the other, and hand on what they found by a folder in memory:
+//!
+//! | container | image | token of the service account | what it does |
+//! |---|---|---|---|
+//! | `gather` | the one that runs now | yes | reads what the agents were told |
+//! | `render` | of the new version | no | writes that version's objects: an image that is not there, or does not start, is found before anything is changed |
+//! | `upgrade` | the one that runs now, which is known to work | yes | changes the cluster |
 
 use std::time::Duration;
 
@@ -12,6 +16,11 @@ use serde_json::{Value, json};
 pub const NAME: &str = "towline-upgrade";
 /// Where both containers see the objects.
 const FOLDER: &str = "/work";
+/// Where programs look for the token of a service account, and the volume that has it.
+const TOKEN_FOLDER: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
+const TOKEN: &str = "token";
+/// How long the token lives before the kubelet writes another one, as in pods that have it by themselves.
+const TOKEN_SECONDS: u32 = 3607;
 /// Bytes of objects.
 const FOLDER_SIZE: &str = "16Mi";
 /// Pods that may fail before the Job has.
@@ -60,7 +69,11 @@ pub fn manifest(upgrader: &Deployment, namespace: &str, work: &Work) -> Value {
     let template = upgrader.spec.as_ref().map(|spec| &spec.template);
     let mut pod = serde_json::to_value(template.and_then(|template| template.spec.as_ref())).unwrap_or_default();
     let own = pod["containers"][0].clone();
-    let container = |name: &str, image: &Value, args: &[String]| {
+    let container = |name: &str, image: &Value, args: &[String], has_token: bool| {
+        let mut mounts = vec![json!({"name": "work", "mountPath": FOLDER})];
+        if has_token {
+            mounts.push(json!({"name": TOKEN, "mountPath": TOKEN_FOLDER, "readOnly": true}));
+        }
         json!({
             "name": name,
             "image": image,
@@ -69,12 +82,12 @@ pub fn manifest(upgrader: &Deployment, namespace: &str, work: &Work) -> Value {
             "resources": own["resources"],
             "securityContext": own["securityContext"],
             "terminationMessagePolicy": "FallbackToLogsOnError",
-            "volumeMounts": [{"name": "work", "mountPath": FOLDER}],
+            "volumeMounts": mounts,
         })
     };
     let texts = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
     let seconds = |time: &Duration| time.as_secs().to_string();
-    let file = format!("{FOLDER}/objects.json");
+    let (told, file) = (format!("{FOLDER}/told.json"), format!("{FOLDER}/objects.json"));
     let (window, timeout) = match work {
         Work::Upgrade(plan) => (seconds(&plan.window), seconds(&plan.timeout)),
         Work::Finish { window, timeout } => (seconds(window), seconds(timeout)),
@@ -82,18 +95,30 @@ pub fn manifest(upgrader: &Deployment, namespace: &str, work: &Work) -> Value {
     let mut run = texts(&["upgrade", "run", "--namespace", namespace, "--window", &window, "--timeout", &timeout]);
     let mut labels = json!({"app.kubernetes.io/name": NAME, "app.kubernetes.io/managed-by": "upgrader"});
     if let Work::Upgrade(plan) = work {
-        let mut render =
-            texts(&["upgrade", "render", "--namespace", namespace, "--agent-version", &plan.version, "--out", &file]);
-        render.extend(texts(&["--image", &plan.agent]));
+        let gather = texts(&["upgrade", "gather", "--namespace", namespace, "--out", &told]);
+        let mut render = texts(&["upgrade", "render", "--namespace", namespace, "--told", &told, "--out", &file]);
+        render.extend(texts(&["--agent-version", &plan.version, "--image", &plan.agent]));
         if let Some(image) = &plan.extension_manager {
             render.extend(texts(&["--extension-image", image]));
         }
         run.extend(texts(&["--objects", &file]));
         labels["app.kubernetes.io/version"] = plan.version.as_str().into();
-        pod["initContainers"] = json!([container("render", &json!(plan.agent), &render)]);
+        pod["initContainers"] = json!([
+            container("gather", &own["image"], &gather, true),
+            container("render", &json!(plan.agent), &render, false),
+        ]);
     }
-    pod["containers"] = json!([container("upgrade", &own["image"], &run)]);
-    pod["volumes"] = json!([{"name": "work", "emptyDir": {"medium": "Memory", "sizeLimit": FOLDER_SIZE}}]);
+    pod["containers"] = json!([container("upgrade", &own["image"], &run, true)]);
+    // The kubelet would give the token to every container.
+    pod["automountServiceAccountToken"] = false.into();
+    pod["volumes"] = json!([
+        {"name": "work", "emptyDir": {"medium": "Memory", "sizeLimit": FOLDER_SIZE}},
+        {"name": TOKEN, "projected": {"defaultMode": 0o444, "sources": [
+            {"serviceAccountToken": {"path": "token", "expirationSeconds": TOKEN_SECONDS}},
+            {"configMap": {"name": "kube-root-ca.crt", "items": [{"key": "ca.crt", "path": "ca.crt"}]}},
+            {"downwardAPI": {"items": [{"path": "namespace", "fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.namespace"}}]}},
+        ]}},
+    ]);
     pod["restartPolicy"] = "Never".into();
     // What it does is written down before it is begun: nothing is gained by waiting for it.
     pod["terminationGracePeriodSeconds"] = GRACE_SECONDS.into();
@@ -200,10 +225,18 @@ mod tests {
         };
         let job = manifest(&upgrader(), "towline", &Work::Upgrade(plan));
         let pod = &job["spec"]["template"]["spec"];
-        assert_eq!(pod["initContainers"][0]["image"], "r/agent:0.3.0");
-        assert_eq!(pod["containers"][0]["image"], "r/agent:0.2.0");
+        let containers = [&pod["initContainers"][0], &pod["initContainers"][1], &pod["containers"][0]];
+        let seen = containers.map(|one| {
+            let has_token =
+                one["volumeMounts"].as_array().unwrap().iter().any(|mount| mount["mountPath"] == TOKEN_FOLDER);
+            (one["name"].as_str().unwrap(), one["image"].as_str().unwrap(), has_token)
+        });
+        let expected =
+            [("gather", "r/agent:0.2.0", true), ("render", "r/agent:0.3.0", false), ("upgrade", "r/agent:0.2.0", true)];
+        assert_eq!(seen, expected, "what is not known to work yet has no token");
+        assert_eq!(pod["automountServiceAccountToken"], false);
         assert_eq!((&pod["serviceAccountName"], &pod["restartPolicy"]), (&json!("upgrader"), &json!("Never")));
-        assert_eq!((&pod["nodeSelector"]["a"], pod["volumes"].as_array().unwrap().len()), (&json!("b"), 1));
+        assert_eq!((&pod["nodeSelector"]["a"], pod["volumes"].as_array().unwrap().len()), (&json!("b"), 2));
         assert!(pod["containers"][0]["securityContext"]["readOnlyRootFilesystem"] == true);
         serde_json::from_value::<k8s_openapi::api::batch::v1::Job>(job.clone()).unwrap();
         let times = Duration::from_secs(1);

@@ -121,7 +121,7 @@ pub async fn run(
         kept.proxy.password = SecretString::default();
     }
     let (mut values, said) = values::values(id.as_str(), &args.agent, kept, (typed.0, &typed.1), &settings)?;
-    values::fit(&mut values, &cluster);
+    values::fit(&mut values, cluster.minor);
     may_extend(&cluster, &values).await?;
     said.iter().for_each(|line| steps.note(line));
     let mut prepared = Prepared {

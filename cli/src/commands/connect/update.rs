@@ -138,7 +138,7 @@ async fn change(
     let version = kept.version.clone().filter(|_| !update.upgrades);
     let typed = (update.guard, std::mem::take(&mut update.typed), &update.extensions);
     let (mut values, said) = values::again(id.as_str(), kept, version.as_deref(), typed, settings)?;
-    values::fit(&mut values, cluster);
+    values::fit(&mut values, cluster.minor);
     precheck::may_extend(cluster, &values).await?;
     said.iter().for_each(|line| steps.note(line));
     if let Some(key) = cluster.onboarding_key(namespace).await? {

@@ -17,10 +17,7 @@ use crate::{
     client::Client,
     commands::names,
     failure::{Failure, Outcome},
-    kubernetes::{
-        Kubernetes,
-        kept::{Kept, KeptGuard, KeptUpgrades},
-    },
+    kubernetes::kept::{Kept, KeptGuard, KeptUpgrades},
     manifests::{self, HostAlias, Image, Values},
 };
 
@@ -200,8 +197,8 @@ const EVICTS_UNHEALTHY: u32 = 26;
 
 /// Leaves out what the cluster's version does not know. Without that policy a budget would hold up every drain of a
 /// node while the gateway is away.
-pub fn fit(values: &mut Values, cluster: &Kubernetes) {
-    values.pod_disruption_budget.enabled &= cluster.minor >= EVICTS_UNHEALTHY;
+pub fn fit(values: &mut Values, kubernetes_minor: u32) {
+    values.pod_disruption_budget.enabled &= kubernetes_minor >= EVICTS_UNHEALTHY;
 }
 
 /// Those of agents that are there, with nothing but their proxy and extensions changed: the images too stay what they

@@ -1,5 +1,10 @@
-//! What the Job of an upgrade runs (docs/upgrades.md): `towline-agent upgrade render` in the image of the new version,
-//! and `towline-agent upgrade run` in that of the old one. The Job is made by the role upgrader of the agents.
+//! What the Job of an upgrade runs (docs/upgrades.md), which the role upgrader of the agents makes:
+//!
+//! | word of `towline-agent upgrade` | image | what it does |
+//! |---|---|---|
+//! | `gather` | of the old version | writes what the agents that are there were told into a file |
+//! | `render` | of the new version | makes that version's objects of it, without a way to the apiserver |
+//! | `run` | of the old version | applies them |
 //!
 //! | part | what it does |
 //! |---|---|
@@ -20,6 +25,7 @@ use std::{
 use anyhow::{Context, bail};
 use clap::{Parser, Subcommand};
 use daemon::telemetry::{self, LogFormat};
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 pub use self::compare::{is_changed, to_apply_again};
@@ -27,13 +33,13 @@ use self::steps::{Times, Upgrade};
 use crate::{
     commands::connect::{fit, values_again},
     failure::Failure,
-    kubernetes::Kubernetes,
+    kubernetes::{Kubernetes, kept::Gathered},
     manifests,
 };
 
 /// What is logged.
 const LOG: &str = "info";
-/// Bytes of rendered objects that are read.
+/// Bytes of objects that are read from a file.
 const OBJECTS_MAX: u64 = 16 * 1024 * 1024;
 
 /// The first argument by which `towline-agent` is this.
@@ -48,6 +54,8 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Step {
+    /// Writes what the agents that are there were told, for another version
+    Gather(Gather),
     /// Writes the objects of this program's version, by what the agents that are there were told
     Render(Render),
     /// Applies them, watches the new pods, and goes back where they are not as they should be
@@ -55,10 +63,23 @@ enum Step {
 }
 
 #[derive(clap::Args)]
+struct Gather {
+    /// The namespace of the agents
+    #[arg(long)]
+    namespace: String,
+    /// Where it is written
+    #[arg(long)]
+    out: PathBuf,
+}
+
+#[derive(clap::Args)]
 struct Render {
     /// The namespace of the agents
     #[arg(long)]
     namespace: String,
+    /// What they were told, as `gather` has written it
+    #[arg(long)]
+    told: PathBuf,
     /// The version that this must be
     #[arg(long)]
     agent_version: String,
@@ -101,7 +122,8 @@ pub fn main() -> ExitCode {
     };
     let result = runtime.block_on(async {
         match step {
-            Step::Render(args) => render(args).await,
+            Step::Gather(args) => gather(args).await,
+            Step::Render(args) => render(&args),
             Step::Run(args) => run(args).await,
         }
     });
@@ -118,15 +140,22 @@ fn ended(error: &anyhow::Error) -> ExitCode {
     ExitCode::FAILURE
 }
 
-async fn render(args: Render) -> anyhow::Result<()> {
+async fn gather(args: Gather) -> anyhow::Result<()> {
+    let cluster = Kubernetes::of_pod().await?;
+    let text = serde_json::to_vec(&cluster.gathered(&args.namespace).await?)?;
+    std::fs::write(&args.out, text).with_context(|| format!("write {}", args.out.display()))
+}
+
+/// The pod gives it no token: what it knows of the cluster is in the file.
+fn render(args: &Render) -> anyhow::Result<()> {
     let own = manifests::version();
     if args.agent_version != own {
         bail!("the image {} holds version {own}, and {} is wanted: its tag is wrong", args.image, args.agent_version);
     }
-    let cluster = Kubernetes::of_pod().await?;
-    let (kept, belongs) = cluster.kept_without_secrets(&args.namespace).await?;
+    let told: Gathered = read(&args.told)?;
+    let (kept, belongs) = told.kept()?;
     let mut values = values_again(&belongs.cluster_id, kept, &belongs.settings).map_err(Failure::into_error)?;
-    fit(&mut values, &cluster);
+    fit(&mut values, told.kubernetes_minor);
     let image = &mut values.image;
     (image.repository, image.tag, image.digest) = parts(&args.image, own);
     if let Some(name) = &args.extension_image {
@@ -154,12 +183,12 @@ fn parts(name: &str, version: &str) -> (String, String, String) {
 
 async fn run(args: Run) -> anyhow::Result<()> {
     let cluster = Kubernetes::of_pod().await?;
-    let objects = args.objects.as_deref().map(read).transpose()?;
+    let objects: Option<Vec<Value>> = args.objects.as_deref().map(read).transpose()?;
     let times = Times { window: Duration::from_secs(args.window), timeout: Duration::from_secs(args.timeout) };
     Upgrade::new(&cluster, &args.namespace, times).run(objects.as_deref()).await
 }
 
-fn read(path: &Path) -> anyhow::Result<Vec<Value>> {
+fn read<T: DeserializeOwned>(path: &Path) -> anyhow::Result<T> {
     let size = std::fs::metadata(path).with_context(|| path.display().to_string())?.len();
     if size > OBJECTS_MAX {
         bail!("{} has {size} bytes, at most {OBJECTS_MAX} are read", path.display());
@@ -171,6 +200,37 @@ fn read(path: &Path) -> anyhow::Result<Vec<Value>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Nothing here can reach an apiserver, as in the pod of the Job.
+    #[test]
+    fn u1_objects_are_rendered_of_what_was_gathered_alone() {
+        let mut values = manifests::Values { replicas: 3, ..manifests::Values::default() };
+        values.gateway.urls = vec!["https://gw.example.org".to_owned()];
+        values.identity.cluster_id = "/c".to_owned();
+        let objects = manifests::objects(&values, "towline");
+        let folder = tempfile::tempdir().unwrap();
+        let (told, out) = (folder.path().join("told.json"), folder.path().join("objects.json"));
+        std::fs::write(&told, serde_json::to_vec(&Gathered { kubernetes_minor: 30, objects }).unwrap()).unwrap();
+        let args = |version: &str| Render {
+            namespace: "towline".to_owned(),
+            told: told.clone(),
+            agent_version: version.to_owned(),
+            image: format!("r/agent:{version}"),
+            extension_image: None,
+            out: out.clone(),
+        };
+        render(&args(manifests::version())).unwrap();
+        let rendered: Vec<Value> = read(&out).unwrap();
+        let agent = rendered
+            .iter()
+            .find(|one| one["kind"] == "Deployment" && one["metadata"]["name"] == "clusterconnect-agent");
+        let agent = &agent.unwrap()["spec"];
+        assert_eq!(agent["replicas"], 3);
+        let image = format!("r/agent:{}", manifests::version());
+        assert_eq!(agent["template"]["spec"]["containers"][0]["image"], image.as_str());
+        assert!(rendered.iter().all(|object| object["kind"] != "Secret"));
+        assert!(render(&args("9.9.9")).unwrap_err().to_string().contains("its tag is wrong"));
+    }
 
     #[test]
     fn u1_image_has_its_version_before_the_digest() {
