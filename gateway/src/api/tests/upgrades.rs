@@ -248,6 +248,55 @@ async fn u2_auto_upgrade_is_switched_by_patch_and_by_put_alike() {
     }
 }
 
+/// As docs/upgrades.md says: a version that failed is left alone until another one comes, or until somebody turns
+/// upgrades off and on; nothing else that is written makes the gateway forget it.
+#[tokio::test]
+async fn u2_upgrades_off_and_on_forget_what_failed_and_no_other_write_does() {
+    const NEXT: &str = "0.98.0";
+    let site = site_with_agents(&[skew::OWN, NEXT]).await;
+    site.with_agents("a").await;
+    let target = format!("{}?{NEWEST}", cluster_id("g", "a"));
+    let patch = async |profile: Value| {
+        let body = json!({"properties": {"arcAgentProfile": profile}});
+        let answer = site.call("owner", "PATCH", &target, Some(body)).await;
+        assert_eq!(answer.status, 200, "{}", answer.body);
+    };
+    let left = async || site.properties("a").await["miscellaneousProperties"]["failedAgentVersion"].clone();
+    let fails = async || {
+        site.look_for_upgrades().await;
+        assert_eq!(site.told_version("a").as_deref(), Some(NEXT));
+        site.tells("a", &facts(skew::OWN, Some((NEXT, "RolledBack", "Crash")))).await;
+        site.look_for_upgrades().await;
+        assert_eq!((left().await, site.told_version("a")), (json!(NEXT), None));
+    };
+    site.tells("a", &facts(skew::OWN, None)).await;
+    fails().await;
+
+    // Agents that were installed anew have forgotten it, and the gateway has not.
+    site.tells("a", &facts(skew::OWN, None)).await;
+    patch(json!({"agentAutoUpgrade": "Enabled"})).await;
+    let read = site.call("owner", "GET", &target, None).await.body;
+    let mut forged = read.clone();
+    forged["properties"]["miscellaneousProperties"] = json!({"targetAgentVersion": NEXT});
+    for body in [read, forged] {
+        assert_eq!(site.call("owner", "PUT", &target, Some(body)).await.status, 200);
+        site.look_for_upgrades().await;
+        assert_eq!((left().await, site.told_version("a")), (json!(NEXT), None), "what is on stays on");
+    }
+
+    patch(json!({"agentAutoUpgrade": "Disabled"})).await;
+    assert_eq!((left().await, site.told_version("a")), (Value::Null, None));
+    patch(json!({"agentAutoUpgrade": "Enabled"})).await;
+    fails().await;
+
+    // Agents that still tell of the failure decide for themselves: the same version does not come back to them.
+    patch(json!({"agentAutoUpgrade": "Disabled"})).await;
+    assert_eq!(left().await, Value::Null);
+    patch(json!({"agentAutoUpgrade": "Enabled"})).await;
+    site.look_for_upgrades().await;
+    assert_eq!((left().await, site.told_version("a")), (json!(NEXT), None));
+}
+
 #[tokio::test]
 async fn u3_a_version_by_hand_needs_auto_upgrade_off_and_must_be_one_that_can_be_had() {
     let site = site_with_agents(&[skew::OWN, "0.98.0"]).await;
