@@ -1,6 +1,6 @@
-//! Agents that upgrade themselves, on the real cluster (docs/features.md U1): the same program passes for several
-//! versions (`TOWLINE_TEST_VERSION`), one of them good and the others broken in a way of their own. Whatever becomes of
-//! them, kubectl goes through the tunnel all the while.
+//! Agents that upgrade themselves, on the real cluster, by the commands of docs/upgrades.md as they stand there
+//! (docs/features.md U1-U5): the same program passes for several versions (`TOWLINE_TEST_VERSION`), some of them broken in
+//! a way of their own. Whatever becomes of them, kubectl goes through the tunnel all the while.
 
 use std::{
     path::{Path, PathBuf},
@@ -9,7 +9,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context, bail, ensure};
@@ -19,23 +19,28 @@ use tests::{
     case::{Needs, installs},
     cluster::cluster,
     kubectl::Kubectl,
-    programs::{eventually, root, run, scratch},
+    programs::{Output, binary, eventually, root, run, scratch},
     stack::grant_in_cluster,
 };
 
 use crate::{
     chart::load_image,
-    connect::{CLUSTERS, GROUP, Site, VERSION, call, group, kubectl_of, pods, settled, token, with_pods_and},
+    connect::{GROUP, Site, kubectl_of, pods, settled, with_pods_and},
 };
 
-/// How long new pods are watched here, how long they may take, and how often the upgrader looks by itself.
-const TIMES: &str = "interval = \"10s\"\nwindow = \"20s\"\ntimeout = \"90s\"\n";
+/// How often the upgrader looks by itself, how long new pods are watched, and how long they may take. Where a version
+/// never comes up, nothing depends on how long it is waited for.
+const QUICK: &str = "interval = \"10s\"\nwindow = \"5s\"\ntimeout = \"20s\"\n";
+/// Long enough to see a version crash that ran for a while.
+const PATIENT: &str = "interval = \"10s\"\nwindow = \"20s\"\ntimeout = \"90s\"\n";
+/// For versions that work, on a busy machine.
+const WORKING: &str = "interval = \"10s\"\nwindow = \"5s\"\ntimeout = \"180s\"\n";
 /// The longest that an upgrade takes here, with the way back.
 const ENDS: Duration = Duration::from_secs(420);
 
 pub fn tests() -> Vec<Trial> {
     vec![installs(
-        "upgrades::u1_u5_agents_upgrade_themselves_and_come_back_from_broken_versions",
+        "upgrades::u1_u2_u3_u5_agents_upgrade_themselves_by_the_commands_of_the_guide_and_come_back_from_broken_versions",
         Needs::Pods,
         upgrades,
     )]
@@ -46,148 +51,266 @@ struct Broken {
     version: &'static str,
     /// `TOWLINE_TEST_FAULT`, or `image` or `start` of the image itself.
     fault: &'static str,
-    state: &'static str,
     reasons: &'static [&'static str],
+    times: &'static str,
 }
 
-const GOOD: &str = "0.90.0";
-/// The version that the gateway gives by itself, of a train that has no other, and the one that a deletion meets half-way.
+const BROKEN: [Broken; 4] = [
+    Broken { version: "0.91.1", fault: "image", reasons: &["ImagePull"], times: QUICK },
+    Broken { version: "0.91.2", fault: "start", reasons: &["DoesNotStart"], times: QUICK },
+    Broken { version: "0.91.3", fault: "silent", reasons: &["NotReady", "NotHeard"], times: QUICK },
+    Broken { version: CRASHES, fault: "crash", reasons: &["Crash"], times: PATIENT },
+];
+/// The one that is repaired and tried again.
+const CRASHES: &str = "0.91.4";
+/// The version that the gateway gives by itself, of a train that has no other; it needs more rights.
 const WAVE: &str = "0.92.0";
 const TRAIN: &str = "Waves";
+/// The version that a deletion meets half-way.
 const CUT_OFF: &str = "0.92.1";
-const BROKEN: [Broken; 5] = [
-    Broken { version: "0.91.0", fault: "rights", state: "Waiting", reasons: &["Rights"] },
-    Broken { version: "0.91.1", fault: "image", state: "RolledBack", reasons: &["ImagePull"] },
-    Broken { version: "0.91.2", fault: "start", state: "RolledBack", reasons: &["DoesNotStart"] },
-    Broken { version: "0.91.3", fault: "silent", state: "RolledBack", reasons: &["NotReady", "NotHeard"] },
-    Broken { version: "0.91.4", fault: "crash", state: "RolledBack", reasons: &["Crash"] },
-];
+
+/// The blocks of commands of the guide, in their order.
+struct Guide {
+    by_hand: String,
+    publish: String,
+    waves: String,
+    version: String,
+    connect: String,
+    state: String,
+    again: String,
+    rights: String,
+}
+
+impl Guide {
+    fn read() -> anyhow::Result<Self> {
+        let text = std::fs::read_to_string(root().join("docs/upgrades.md"))?;
+        let blocks = text.split("```sh\n").skip(1).filter_map(|rest| Some(rest.split("```").next()?.to_owned()));
+        let blocks: Vec<String> = blocks.collect();
+        let [by_hand, publish, waves, version, connect, state, again, rights] = blocks
+            .try_into()
+            .map_err(|found: Vec<String>| anyhow::anyhow!("{} blocks of commands in the guide", found.len()))?;
+        Ok(Self { by_hand, publish, waves, version, connect, state, again, rights })
+    }
+
+    /// The line of a block that has these words.
+    fn line<'a>(block: &'a str, words: &str) -> anyhow::Result<&'a str> {
+        block.lines().find(|line| line.contains(words)).with_context(|| format!("no {words} in {block}"))
+    }
+}
+
+/// Where the commands are typed.
+struct Desk {
+    site: Site,
+    guide: Guide,
+    folder: PathBuf,
+    admin: Kubectl,
+    begun: Instant,
+}
+
+impl Desk {
+    /// Types commands of the guide, for this cluster; `version` in the place of the guide's.
+    fn type_in(&self, commands: &str, version: &str) -> anyhow::Result<Output> {
+        self.type_as(commands, version, &[])
+    }
+
+    fn type_as(&self, commands: &str, version: &str, environment: &[(&str, &str)]) -> anyhow::Result<Output> {
+        let stack = &self.site.stack;
+        let script = commands
+            .replace("0.2.1", version)
+            .replace("-g GROUP", &format!("-g {GROUP}"))
+            .replace("GROUP/", &format!("{GROUP}/"))
+            .replace("-n NAME", "-n c1")
+            .replace("/NAME?", "/c1?")
+            .replace("--catalogue DIR", "--catalogue catalogue")
+            .replace("--key KEY", "--key signing.key")
+            .replace("towline connect", "towline connect --skip-network-check")
+            .replace("http://127.0.0.1:9090", stack.text("admin").trim_end_matches('/'));
+        let folder = |program: &Path| program.parent().map(|dir| dir.display().to_string()).unwrap_or_default();
+        let path = format!("{}:{}", folder(&binary("towline")), folder(Path::new(cluster().get("CLUSTER_KUBECTL"))));
+        let mut command = Command::new("sh");
+        command.args(["-eux", "-c", &script]).current_dir(&self.folder);
+        for (name, value) in self.site.command(&[]).get_envs() {
+            command.env(name, value.unwrap_or_default());
+        }
+        command.env("PATH", format!("{path}:/usr/bin:/bin")).envs(environment.iter().copied());
+        let output = run(&mut command, Duration::from_secs(400))?;
+        output.ok().with_context(|| format!("{script}\n{}\n{}", output.err, pods()))?;
+        self.note(&script);
+        Ok(output)
+    }
+
+    /// What the time went into.
+    fn note(&self, what: &str) {
+        println!("{:4} s: {}", self.begun.elapsed().as_secs(), what.lines().next().unwrap_or_default());
+    }
+
+    /// Makes a version of the agents' chart, and signs it into the catalogue.
+    fn publish(&self, version: &str, train: &str) -> anyhow::Result<()> {
+        let chart = root().join("docker/chart/towline-agent").display().to_string();
+        let into = self.folder.display().to_string();
+        let mut pack = Command::new(cluster().get("CLUSTER_HELM"));
+        pack.args(["package", &chart, "--version", version, "--app-version", version, "--destination", &into]);
+        run(&mut pack, Duration::from_secs(60))?.ok()?;
+        self.type_in(&self.guide.publish.replace("Stable", train), version).map(drop)
+    }
+
+    /// Gives the upgrader the times of this test, which no option of a command gives; it keeps them over an upgrade.
+    fn set_times(&self, times: &str) -> anyhow::Result<()> {
+        let admin = &self.admin;
+        let map = admin.ok(&["get", "configmap", "upgrader", "-o", "json"])?;
+        let map: Value = serde_json::from_str(&map)?;
+        let text = map["data"]["agent.toml"].as_str().context("no settings")?;
+        let (head, rest) = text.split_once("interval = ").context("no interval")?;
+        let rest = rest.split_once("catalogue_id").context("no catalogue_id")?.1;
+        let text = format!("{head}{times}catalogue_id{rest}");
+        let patch = json!({"data": {"agent.toml": text}}).to_string();
+        admin.ok(&["patch", "configmap", "upgrader", "--type", "merge", "-p", &patch])?;
+        admin.ok(&["rollout", "restart", "deployment", "upgrader"])?;
+        admin.ok(&["rollout", "status", "deployment", "upgrader", "--timeout", "60s"])?;
+        self.note(times.split_once('\n').map_or(times, |(_, rest)| rest));
+        Ok(())
+    }
+
+    /// Has the gateway want a version. It refuses one until it has looked for another catalogue, every few seconds.
+    fn want(&self, version: &str) -> anyhow::Result<()> {
+        eventually(&format!("{version} is wanted"), Duration::from_secs(60), || {
+            Ok(self.type_in(&self.guide.version, version).is_ok())
+        })
+        .map(drop)
+    }
+
+    /// How far the upgrade is, by the guide's command.
+    fn state(&self) -> anyhow::Result<Value> {
+        let words: Vec<&str> = self.guide.state.split_whitespace().skip(1).collect();
+        Ok(serde_json::from_str(&self.admin.ok(&words)?).unwrap_or_default())
+    }
+
+    /// Waits until an upgrade to this version has come to an end, or waits.
+    fn await_end(&self, version: &str) -> anyhow::Result<Value> {
+        self.await_state(version, |state| {
+            // Other waits pass by themselves, such as that for the tunnel.
+            let waits = state["phase"] == "Waiting" && state["reason"] == "Rights";
+            waits || ["Succeeded", "RolledBack", "Failed"].iter().any(|word| state["phase"] == *word)
+        })
+    }
+
+    fn await_state(&self, version: &str, is: impl Fn(&Value) -> bool) -> anyhow::Result<Value> {
+        let mut state = Value::Null;
+        eventually(&format!("the upgrade to {version} has come on"), ENDS, || {
+            state = self.state()?;
+            Ok(state["version"] == version && is(&state))
+        })
+        .with_context(|| format!("{state:#}\n{}", pods()))?;
+        self.note(&format!("{version} {} {}", state["phase"], state["reason"]));
+        Ok(state)
+    }
+
+    fn succeeds(&self, version: &str) -> anyhow::Result<()> {
+        let state = self.await_state(version, |state| state["phase"] == "Succeeded")?;
+        let now = images(&self.admin)?;
+        ensure!(now.iter().all(|image| image.ends_with(&format!(":{version}"))), "u5: {now:?}: {state:#}");
+        eventually("the gateway knows the new version", Duration::from_secs(60), || {
+            Ok(self.site.clusters()?[0]["properties"]["agentVersion"] == version)
+        })
+        .map(drop)
+    }
+}
 
 fn upgrades() -> anyhow::Result<()> {
     grant_in_cluster()?;
-    let folder = scratch("upgrades-catalogue");
-    let catalogue = folder.join("catalogue").display().to_string();
-    let setting = format!("api.catalogue_dir={catalogue:?}");
+    let begun = Instant::now();
+    // A folder of this name is left out when everything that was written is read for secrets.
+    let folder = scratch("upgrades-desk").join("state");
+    std::fs::create_dir_all(&folder)?;
+    let setting = format!("api.catalogue_dir={:?}", folder.join("catalogue").display().to_string());
     // The gateway knows of a catalogue when the cluster is connected: its keys are pinned.
-    make_catalogue(&folder, &catalogue)?;
+    for word in ["init", "sign"] {
+        let mut command = Command::new(binary("towline"));
+        command.args(["catalogue", word, "--key", "signing.key", "--catalogue", "catalogue"]).current_dir(&folder);
+        run(&mut command, Duration::from_secs(60))?.ok()?;
+    }
     // The train of automatic upgrades has no version at first, so that which one is wanted is for this test to say.
     let train = format!("api.upgrades.train={TRAIN:?}");
     let site = with_pods_and("upgrades", &["--set", &setting, "--set", &train])?;
     let admin = cluster().admin().namespace("towline");
-    let before = settled()?;
-    site.ok(&["connect", "-n", "c1", "-g", GROUP, "--skip-network-check"]).with_context(pods)?;
-    set_times(&admin)?;
+    let desk = Desk { site, guide: Guide::read()?, folder, admin, begun };
+    let guide = &desk.guide;
     for broken in &BROKEN {
+        desk.publish(broken.version, "Stable")?;
         load_variant(broken.version, broken.fault)?;
     }
-    load_variant(GOOD, "")?;
-    let kubectl = kubectl_of(&site)?;
+    load_variant(WAVE, "rights")?;
+    load_variant(CUT_OFF, "")?;
+    desk.note("images");
+    let before = settled()?;
+    desk.type_in(Guide::line(&guide.connect, "--disable-auto-upgrade ")?, "")?;
+    let upgrader = ["get", "deployment", "upgrader", "--ignore-not-found", "-o", "name"];
+    ensure!(desk.admin.ok(&upgrader)?.is_empty(), "u2: nothing of the upgrader is there");
+    desk.type_in(Guide::line(&guide.connect, "--disable-auto-upgrade=false")?, "")?;
+    desk.type_in(&guide.by_hand, "")?;
+    let kubectl = kubectl_of(&desk.site)?;
 
-    let first = images(&admin)?;
+    let first = images(&desk.admin)?;
     let going = Going::start(&kubectl);
+    let mut times = "";
     for broken in &BROKEN {
-        want(&site, broken.version)?;
-        let state = await_end(&admin, broken.version).with_context(|| format!("{}\n{}", broken.fault, pods()))?;
-        let (phase, reason) =
-            (state["phase"].as_str().unwrap_or_default(), state["reason"].as_str().unwrap_or_default());
-        ensure!(phase == broken.state && broken.reasons.contains(&reason), "{}: {state:#}", broken.fault);
-        ensure!(images(&admin)? == first, "{}: the agents had {first:?} and have {:?}", broken.fault, images(&admin)?);
-        going.is_well().with_context(|| format!("{}: {state:#}", broken.fault))?;
-        if broken.fault == "rights" {
-            let message = state["message"].as_str().unwrap_or_default();
-            ensure!(message.contains("--rights-only") && message.contains("clusterconnect-agent:more"), "{message}");
+        if broken.times != times {
+            times = broken.times;
+            desk.set_times(times)?;
         }
+        desk.want(broken.version)?;
+        let state = desk.await_end(broken.version).with_context(|| broken.fault)?;
+        let reason = state["reason"].as_str().unwrap_or_default();
+        ensure!(state["phase"] == "RolledBack" && broken.reasons.contains(&reason), "{}: {state:#}", broken.fault);
+        let now = images(&desk.admin)?;
+        ensure!(now == first, "{}: the agents had {first:?} and have {now:?}", broken.fault);
+        going.is_well().with_context(|| format!("{}: {state:#}", broken.fault))?;
     }
 
-    want(&site, GOOD)?;
-    let state = await_end(&admin, GOOD).with_context(pods)?;
-    ensure!(state["phase"] == "Succeeded", "{state:#}\n{}", pods());
-    let now = images(&admin)?;
-    ensure!(now.len() == first.len() && now.iter().all(|image| image.ends_with(&format!(":{GOOD}"))), "u5: {now:?}");
-    eventually("the gateway knows the new version", Duration::from_secs(60), || {
-        Ok(site.clusters()?[0]["properties"]["agentVersion"] == GOOD)
-    })?;
-    // The wave: this cluster is the whole fleet.
-    load_variant(WAVE, "")?;
-    add_version(&folder, &catalogue, WAVE, TRAIN)?;
-    sign(&folder, &catalogue)?;
-    put_profile(&site, "Enabled", GOOD)?;
-    let state = await_end(&admin, WAVE).with_context(pods)?;
-    ensure!(state["phase"] == "Succeeded", "{state:#}\n{}", pods());
-    eventually("the gateway knows the version of the wave", Duration::from_secs(60), || {
-        Ok(site.clusters()?[0]["properties"]["agentVersion"] == WAVE)
-    })?;
+    desk.set_times(WORKING)?;
+    // Somebody has repaired it, and has the cluster forget what came of it.
+    load_variant(CRASHES, "")?;
+    desk.type_in(&guide.again, "")?;
+    desk.succeeds(CRASHES)?;
+    wave(&desk)?;
     going.end()?;
-    let told = admin.ok(&["get", "configmap", "upgrader", "-o", "jsonpath={.data.agent\\.toml}"])?;
-    ensure!(told.contains("window = \"20s\""), "what the upgrader was told stays: {told}");
+    let told = desk.admin.ok(&["get", "configmap", "upgrader", "-o", "jsonpath={.data.agent\\.toml}"])?;
+    ensure!(told.contains("timeout = \"180s\""), "what the upgrader was told stays: {told}");
 
-    deletion_meets_an_upgrade(&site, &admin, (&folder, &catalogue))?;
+    deletion_meets_an_upgrade(&desk)?;
     eventually("nothing is left behind", Duration::from_secs(120), || Ok(crate::connect::same(&before).is_ok()))
         .and_then(|_| crate::connect::same(&before))
 }
 
-/// `towline delete` while objects are being replaced: it ends the upgrade, and nothing of either version stays.
-fn deletion_meets_an_upgrade(site: &Site, admin: &Kubectl, (folder, catalogue): (&Path, &str)) -> anyhow::Result<()> {
-    load_variant(CUT_OFF, "")?;
-    add_version(folder, catalogue, CUT_OFF, "Stable")?;
-    sign(folder, catalogue)?;
-    // The gateway looks for another catalogue every few seconds.
-    eventually("the version is wanted", Duration::from_secs(30), || Ok(want(site, CUT_OFF).is_ok()))?;
-    eventually("objects are being replaced", ENDS, || {
-        let text = admin.ok(&["get", "configmap", "towline-upgrade", "-o", "jsonpath={.data.state}"])?;
-        let state: Value = serde_json::from_str(&text).unwrap_or_default();
-        Ok(state["version"] == CUT_OFF && state["phase"] == "Applying")
+/// The whole fleet is this cluster. The version that the gateway gives it needs rights, which an administrator gives.
+fn wave(desk: &Desk) -> anyhow::Result<()> {
+    let guide = &desk.guide;
+    let at_admin = |words: &str| Ok::<_, anyhow::Error>(desk.type_in(Guide::line(&guide.waves, words)?, "")?.text());
+    at_admin("/upgrades/pause")?;
+    desk.publish(WAVE, TRAIN)?;
+    desk.type_in(&guide.by_hand.replace("false", "true"), "")?;
+    eventually("the gateway holds the version back", Duration::from_secs(90), || {
+        let told: Value = serde_json::from_str(&at_admin("9090/upgrades")?)?;
+        Ok(told["versions"][WAVE]["pending"] == 1 && told.to_string().contains("Somebody paused it."))
     })?;
-    site.ok(&["delete", "-n", "c1", "-g", GROUP, "-y"]).map(drop)
+    ensure!(desk.state()?["version"] == CRASHES, "nothing begins while it is paused: {}", desk.state()?);
+    at_admin("/upgrades/resume")?;
+    let state = desk.await_end(WAVE)?;
+    let message = state["message"].as_str().unwrap_or_default();
+    ensure!(state["phase"] == "Waiting" && message.contains("clusterconnect-agent:more"), "{state:#}");
+    ensure!(message.contains("towline upgrade --rights-only"), "{message}");
+    let of_that_version = [("TOWLINE_TEST_VERSION", WAVE), ("TOWLINE_TEST_FAULT", "rights")];
+    desk.type_as(&guide.rights, WAVE, &of_that_version)?;
+    desk.succeeds(WAVE)
 }
 
-/// A catalogue with the agents' own chart in the versions that are wanted by hand.
-fn make_catalogue(folder: &Path, catalogue: &str) -> anyhow::Result<()> {
-    of_catalogue(catalogue, &["init", "--key", &signing_key(folder)])?;
-    for version in BROKEN.iter().map(|broken| broken.version).chain([GOOD]) {
-        add_version(folder, catalogue, version, "Stable")?;
-    }
-    sign(folder, catalogue)
-}
-
-fn of_catalogue(catalogue: &str, args: &[&str]) -> anyhow::Result<()> {
-    let mut command = Command::new(tests::programs::binary("towline"));
-    command.arg("catalogue").args(args).args(["--catalogue", catalogue]);
-    run(&mut command, Duration::from_secs(60))?.ok().map(drop)
-}
-
-fn signing_key(folder: &Path) -> String {
-    folder.join("signing.key").display().to_string()
-}
-
-fn add_version(folder: &Path, catalogue: &str, version: &str, train: &str) -> anyhow::Result<()> {
-    let chart = root().join("docker/chart/towline-agent").display().to_string();
-    let into = folder.display().to_string();
-    let mut pack = Command::new(cluster().get("CLUSTER_HELM"));
-    pack.args(["package", &chart, "--version", version, "--app-version", version, "--destination", &into]);
-    run(&mut pack, Duration::from_secs(60))?.ok()?;
-    let file = folder.join(format!("towline-agent-{version}.tgz")).display().to_string();
-    let add = ["add", &file, "--type", "towline.agent", "--train", train, "--release-namespace", "towline"];
-    of_catalogue(catalogue, &add)
-}
-
-fn sign(folder: &Path, catalogue: &str) -> anyhow::Result<()> {
-    of_catalogue(catalogue, &["sign", "--key", &signing_key(folder), "--expires", "90d"])
-}
-
-/// Gives the upgrader the times of this test, which no option of a command gives; it keeps them over an upgrade.
-fn set_times(admin: &Kubectl) -> anyhow::Result<()> {
-    let map = admin.ok(&["get", "configmap", "upgrader", "-o", "json"])?;
-    let mut map: Value = serde_json::from_str(&map)?;
-    let text = map["data"]["agent.toml"].as_str().context("no settings")?;
-    let (head, rest) = text.split_once("interval = ").context("no interval")?;
-    let rest = rest.split_once("catalogue_id").context("no catalogue_id")?.1;
-    let text = format!("{head}{TIMES}catalogue_id{rest}");
-    map["data"] = json!({"agent.toml": text, "gateway-ca.crt": map["data"]["gateway-ca.crt"]});
-    let patch = json!({"data": map["data"]}).to_string();
-    admin.ok(&["patch", "configmap", "upgrader", "--type", "merge", "-p", &patch])?;
-    admin.ok(&["rollout", "restart", "deployment", "upgrader"])?;
-    admin.ok(&["rollout", "status", "deployment", "upgrader", "--timeout", "60s"]).map(drop)
+/// `towline delete` while objects are being replaced: it ends the upgrade, and nothing of either version stays.
+fn deletion_meets_an_upgrade(desk: &Desk) -> anyhow::Result<()> {
+    desk.publish(CUT_OFF, "Stable")?;
+    desk.type_in(&desk.guide.by_hand, "")?;
+    desk.want(CUT_OFF)?;
+    desk.await_state(CUT_OFF, |state| state["phase"] == "Applying")?;
+    desk.site.ok(&["delete", "-n", "c1", "-g", GROUP, "-y"]).map(drop)
 }
 
 /// Gives the node the agents' image as another version: the same program, told by its environment what it is.
@@ -238,41 +361,6 @@ fn load_variant(version: &str, fault: &str) -> anyhow::Result<()> {
     std::fs::remove_file(packed)?;
     std::fs::remove_dir_all(folder)?;
     Ok(())
-}
-
-/// Says at the gateway which version the cluster is to have.
-fn want(site: &Site, version: &str) -> anyhow::Result<()> {
-    put_profile(site, "Disabled", version)
-}
-
-/// Writes whether the agents upgrade themselves, and which version they are to have where they do not.
-fn put_profile(site: &Site, automatic: &str, version: &str) -> anyhow::Result<()> {
-    let stack = &site.stack;
-    let owner = token(stack, &stack.text("clientId"), &stack.text("clientSecret"))?;
-    let path = format!("{}/{CLUSTERS}/c1?{VERSION}", group(stack));
-    let shown = call(stack, &owner, "GET", &path, &Value::Null)?.json()?;
-    let mut body = json!({"location": shown["location"], "identity": shown["identity"], "tags": shown["tags"]});
-    body["properties"] = shown["properties"].clone();
-    body["properties"]["arcAgentProfile"]["agentAutoUpgrade"] = automatic.into();
-    body["properties"]["arcAgentProfile"]["desiredAgentVersion"] = version.into();
-    let put = call(stack, &owner, "PUT", &path, &body)?;
-    ensure!(put.status < 300, "{version}: {} {}", put.status, String::from_utf8_lossy(&put.body));
-    Ok(())
-}
-
-/// Waits until an upgrade to this version has come to an end, or waits.
-fn await_end(admin: &Kubectl, version: &str) -> anyhow::Result<Value> {
-    let mut state = Value::Null;
-    eventually(&format!("the upgrade to {version} has come to an end"), ENDS, || {
-        let text = admin.ok(&["get", "configmap", "towline-upgrade", "-o", "jsonpath={.data.state}"])?;
-        state = serde_json::from_str(&text).unwrap_or_default();
-        // Other waits pass by themselves, such as that for the tunnel.
-        let waits = state["phase"] == "Waiting" && state["reason"] == "Rights";
-        let ended = waits || ["Succeeded", "RolledBack", "Failed"].iter().any(|word| state["phase"] == *word);
-        Ok(ended && state["version"] == version)
-    })
-    .with_context(|| format!("{state:#}"))?;
-    Ok(state)
 }
 
 /// The images of the agents' Deployments.

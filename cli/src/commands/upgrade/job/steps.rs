@@ -35,6 +35,9 @@ const ATTEMPTS_MAX: u32 = 3;
 /// How long an apiserver that has no answer is asked again, and how often.
 const PATIENCE: Duration = Duration::from_secs(60);
 const PAUSE: Duration = Duration::from_secs(2);
+/// How long the old version may take to come back at least, however short new pods are waited for: it is known to work,
+/// and nothing else is left to try.
+const BACK: Duration = Duration::from_secs(600);
 /// Between two looks at the old pods.
 const LOOK: Duration = Duration::from_secs(2);
 /// How long the upgrader's new pod is watched: it is not what the others need.
@@ -271,7 +274,7 @@ impl<'a> Upgrade<'a> {
                 Ok(rollout) => rollout.state,
                 Err(error) => error.to_string(),
             };
-            if begun.elapsed() > self.times.timeout {
+            if begun.elapsed() > self.times.timeout.max(BACK) {
                 break Some(standing);
             }
             tokio::time::sleep(LOOK).await;
