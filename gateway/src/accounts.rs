@@ -39,6 +39,11 @@ impl Accounts {
         self.in_force.contains(&guid::hyphenated(subject)) || self.issuer.is_in_force(subject)
     }
 
+    /// Completes when the issuer's may have changed.
+    pub async fn change(&self) {
+        self.issuer.followed().await;
+    }
+
     /// Whether they are still the issuer's.
     pub fn is_of_now(&self) -> bool {
         let (users, principals) = self.issuer.known();

@@ -88,6 +88,10 @@ fn has_foreign_name(request: &Request) -> bool {
 /// Ready as long as it does not drain and is not fenced. Tunnels do not count: a gateway that is not ready would never get any.
 async fn ready(State(admin): Shared) -> Response {
     match admin.core.shutdown.phase() {
+        Phase::Ready if admin.core.is_starting() => {
+            let why = "starting: this replica takes its lease and reads the store\n";
+            (StatusCode::SERVICE_UNAVAILABLE, why).into_response()
+        }
         Phase::Ready if !admin.core.admits() => {
             let why = "fenced: this replica has no lease in the store; its log says why\n";
             (StatusCode::SERVICE_UNAVAILABLE, why).into_response()

@@ -50,6 +50,7 @@ use crate::{
     api_error::ApiError,
     audit::Record,
     control::{Control, confirming},
+    hop::Hops,
     identity::{AuthenticateError, Caller, Credential},
     issuer::Issuer,
     resources::Kind,
@@ -92,9 +93,16 @@ pub struct Call<'a> {
     pub issuer: Option<Arc<Issuer>>,
     /// Open sessions.
     pub sessions: Option<Arc<Sessions>>,
+    /// The way to other replicas, which have open sessions too.
+    pub hops: Option<Arc<Hops>>,
 }
 
 impl Call<'_> {
+    /// The name of this gateway among its replicas.
+    pub fn replica(&self) -> Option<&str> {
+        self.hops.as_ref().map(|hops| hops.replicas.name())
+    }
+
     /// A parameter of the query, by its name in any case; refuses one that is there twice.
     pub fn parameter(&self, name: &str) -> Result<Option<&str>, ApiError> {
         let mut found = self.query.iter().filter(|(key, _)| key.eq_ignore_ascii_case(name));
@@ -201,6 +209,8 @@ pub struct Site<'a> {
     pub issuer: Option<Arc<Issuer>>,
     /// Open sessions, if there are any here.
     pub sessions: Option<Arc<Sessions>>,
+    /// The way to other replicas, if this gateway is one of several.
+    pub hops: Option<Arc<Hops>>,
 }
 
 /// Serves one request. Never fails: every outcome is an answer.
@@ -276,7 +286,7 @@ fn echoed(headers: &HeaderMap, id: RequestId) -> Vec<(HeaderName, HeaderValue)> 
 }
 
 async fn answer<B>(
-    Site { control, snapshot, issuer, sessions }: Site<'_>,
+    Site { control, snapshot, issuer, sessions, hops }: Site<'_>,
     path: &str,
     (mut parts, body): (http::request::Parts, B),
     record: &mut Record,
@@ -321,6 +331,7 @@ where
         now_ms: control.now_ms(),
         issuer,
         sessions,
+        hops,
     };
     let result = match (&route, reads) {
         (Route::Resource(id), true) => read::resource(&call, id).await,

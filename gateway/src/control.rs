@@ -43,6 +43,7 @@ use crate::{
         Backend, Store, StoreError,
         batch::{Batch, Expect, Refused},
         changes::Changes,
+        held::OwnersTurn,
         protect::Protector,
         resources::{PAGE_ROWS, Stored},
     },
@@ -340,6 +341,21 @@ impl Control {
     /// Changes when roles or assignments have changed, or who is decided about by them; other writes wake nobody here.
     pub fn decided(&self) -> watch::Receiver<i64> {
         self.decided.subscribe()
+    }
+
+    /// Waits until no other process on the store takes owners away, and decisions here know what those before have done.
+    ///
+    /// # Errors
+    /// The store's; also that it has what is not read in time.
+    pub async fn owners_turn(&self) -> Result<OwnersTurn, StoreError> {
+        let turn = self.store.owners_turn().await?;
+        let revision = self.store.revision().await?;
+        let mut known = self.revision.subscribe();
+        self.store.written_elsewhere(revision);
+        match tokio::time::timeout(CATCH_UP, known.wait_for(|known| *known >= revision)).await {
+            Ok(Ok(_)) => Ok(turn),
+            _ => Err(StoreError::Database(sqlx::Error::PoolTimedOut)),
+        }
     }
 
     /// Waits until decisions know of a write, at every replica whose lease lasts, for a bounded time: who has just been

@@ -80,6 +80,11 @@ impl Core {
         self.replicas.as_ref().is_none_or(|replicas| replicas.admits())
     }
 
+    /// Whether this gateway is a replica that has admitted nothing yet.
+    pub fn is_starting(&self) -> bool {
+        self.replicas.as_ref().is_some_and(|replicas| !replicas.has_begun())
+    }
+
     /// The acceptor of the public TCP port, and the suffix of clusters' server names, if it has a certificate for them.
     pub fn tls_acceptor(&self) -> (TlsAcceptor, Option<Arc<Named>>) {
         let (public, named) = self.trust.public();

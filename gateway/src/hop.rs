@@ -8,14 +8,17 @@
 //!
 //! | module | what it holds |
 //! |---|---|
+//! | [`ask`] | questions to all other replicas at once |
 //! | [`identity`] | the certificate of this replica, which it issues to itself |
 //! | [`links`] | dials other replicas, and keeps the links up |
 
+pub mod ask;
 pub mod identity;
 pub mod links;
 
 use std::{
     collections::HashMap,
+    pin::pin,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
@@ -26,6 +29,7 @@ use std::{
 use arc_swap::ArcSwap;
 use bytes::Bytes;
 use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
 use tunnel::{
     transport::{OpenError, Stream},
     wire::{error::WireError, hop::Hop},
@@ -38,7 +42,8 @@ use self::{
 };
 use crate::{metrics::Metrics, replicas::Replicas, trust::Trust};
 
-/// How long a request waits for a link to a replica that has its cluster's tunnel, where none is up.
+/// How long a request waits for a link to a replica that has its cluster's tunnel, where none is up, and for news of an
+/// agent that is on its way from one replica to another.
 const LINK_WAIT: Duration = Duration::from_secs(1);
 
 /// The links to other replicas.
@@ -52,6 +57,8 @@ pub struct Hops {
     came: Notify,
     /// Goes on with each look, so that equals take turns.
     turn: AtomicUsize,
+    /// This replica drains, and its agents have moved.
+    left: CancellationToken,
     metrics: Arc<Metrics>,
 }
 
@@ -99,12 +106,37 @@ impl Hops {
     pub fn new(replicas: Arc<Replicas>, trust: Arc<Trust>, metrics: Arc<Metrics>) -> Self {
         let identity = Identity::new(replicas.name().to_owned(), trust);
         let (came, turn) = (Notify::new(), AtomicUsize::new(0));
-        Self { replicas, identity, peers: ArcSwap::default(), came, turn, metrics }
+        let left = CancellationToken::new();
+        Self { replicas, identity, peers: ArcSwap::default(), came, turn, left, metrics }
     }
 
-    /// Whether another replica that can be reached has a tunnel of the cluster.
+    /// Whether another replica has a tunnel of the cluster, and can be reached now or may be in a moment.
     pub fn leads_to(&self, cluster: &ClusterKey) -> bool {
-        !self.replicas.holders(cluster).is_empty()
+        !self.replicas.holders(cluster).is_empty() || self.replicas.is_between(cluster)
+    }
+
+    /// Other replicas are to hand this one nothing more: its agents have moved.
+    pub fn leave(&self) {
+        self.left.cancel();
+    }
+
+    /// Completes at [`Self::leave`].
+    pub async fn left(&self) {
+        self.left.cancelled().await;
+    }
+
+    /// Completes when there is a link to each other replica that is alive, but for those that were tried in vain.
+    pub async fn linked(&self) {
+        loop {
+            let came = self.came.notified();
+            let peers = self.peers.load();
+            let others = self.replicas.others();
+            let linked = |name: &str| peers.get(name).is_some_and(|peer| peer.has_link());
+            if others.iter().all(|other| !other.is_reachable() || linked(&other.name)) {
+                return;
+            }
+            came.await;
+        }
     }
 
     /// Links to replicas that have a tunnel of a cluster: the least loaded first, and of equals in turns.
@@ -129,18 +161,28 @@ impl Hops {
         Ok(ways)
     }
 
-    /// The same, waiting a moment where the link to a holder is not up.
+    /// The same, waiting a moment where the link to a holder is not up, or where the agent is on its way from one
+    /// replica to another.
     async fn ways_soon(&self, request: &Request<'_>) -> Result<Vec<Arc<Link>>, HopError> {
         let until = tokio::time::Instant::from_std(request.deadline.min(Instant::now() + LINK_WAIT));
         loop {
-            let came = self.came.notified();
-            match self.ways(request) {
-                Err(error @ HopError::Unreached { .. }) => {
-                    if tokio::time::timeout_at(until, came).await.is_err() {
-                        return Err(error);
-                    }
+            let (mut came, mut moved) = (pin!(self.came.notified()), pin!(self.replicas.moves()));
+            came.as_mut().enable();
+            moved.as_mut().enable();
+            let error = match self.ways(request) {
+                Err(error @ HopError::Unreached { .. }) => error,
+                // A replica that had the tunnel has it no more, or cannot be reached.
+                Err(error @ HopError::Nobody)
+                    if request.refused_by.is_some() || self.replicas.is_between(request.cluster) =>
+                {
+                    error
                 }
                 other => return other,
+            };
+            tokio::select! {
+                () = came => {}
+                () = moved => {}
+                () = tokio::time::sleep_until(until) => return Err(error),
             }
         }
     }

@@ -51,6 +51,7 @@ use bytes::Bytes;
 use daemon::Shutdown;
 use http::{Method, Request, Response, StatusCode, header};
 use http_body_util::Full;
+use tokio::sync::Notify;
 use types::ids::ClusterId;
 
 pub use self::{
@@ -189,6 +190,8 @@ pub struct Issuer {
     state: State,
     checks: grant::PasswordChecks,
     clock: fn() -> SystemTime,
+    /// Told when what is known may have changed.
+    followed: Notify,
 }
 
 /// What there is, below either mount.
@@ -306,6 +309,7 @@ impl Issuer {
             documents,
             state,
             clock: SystemTime::now,
+            followed: Notify::new(),
             settings,
         })
     }
@@ -319,11 +323,18 @@ impl Issuer {
             tokio::select! {
                 biased;
                 () = shutdown.closed() => return,
+                () = self.state.told() => {}
                 () = tokio::time::sleep(FOLLOW_EVERY) => {}
             }
             // What went wrong is in the log; what is known stays, for a time.
             let _ = self.state.follow().await;
+            self.followed.notify_one();
         }
+    }
+
+    /// Completes when what is known may have changed since the last time. For one who follows it.
+    pub async fn followed(&self) {
+        self.followed.notified().await;
     }
 
     /// Takes what others have changed in a shared store.
@@ -345,6 +356,7 @@ impl Issuer {
         let done = self.documents.edit_principals(change).await?;
         // Where that fails, it is found in a moment.
         let _ = self.state.follow().await;
+        self.followed.notify_one();
         Ok(done)
     }
 

@@ -125,6 +125,7 @@ pub mod upgrades;
 pub mod webhooks;
 
 use std::{
+    collections::HashSet,
     io,
     net::{SocketAddr, UdpSocket},
     sync::Arc,
@@ -132,9 +133,11 @@ use std::{
 };
 
 use daemon::{Shutdown, TaskGroup, telemetry::LogLevel};
+use futures_util::future::BoxFuture;
 use hyper_util::service::TowerToHyperService;
 use tokio::net::TcpListener;
 use tunnel::transport::quic::{Listener, QuicOptions, ResetSecret};
+use types::{ids::ClusterKey, version::Features};
 
 use self::{
     accounts::Accounts,
@@ -153,11 +156,13 @@ use self::{
 use crate::{
     admission::{limit::Admissions, pace::Pace, refused::Refusals},
     audit::AuditLog,
-    fleet::registry::Registry,
+    fleet::registry::{LiveTunnel, Registry},
     hop::Hops,
     trust::{Trust, TrustError},
 };
 
+/// How long a replica that drains waits for its agents to move to others.
+const MOVE_WITHIN: Duration = Duration::from_secs(10);
 /// How often a drain looks at what remains, and says so.
 const DRAIN_LOOK: Duration = Duration::from_millis(50);
 /// What is left after the grace gets this long to end by itself once it was told to.
@@ -520,6 +525,18 @@ async fn control(
     Ok(Some(Control::open(Parts { settings, store, protector, clock, snapshots, tunnels, kinds }).await?))
 }
 
+/// What completes when there are links to other replicas.
+fn linked(hops: Option<Arc<Hops>>) -> Arc<dyn Fn() -> BoxFuture<'static, ()> + Send + Sync> {
+    Arc::new(move || {
+        let hops = hops.clone();
+        Box::pin(async move {
+            if let Some(hops) = hops {
+                hops.linked().await;
+            }
+        })
+    })
+}
+
 /// Keeps the lease of a replica.
 fn keeper(core: &Core) -> Option<Arc<Keeper>> {
     let (control, replicas) = core.control.as_ref().zip(core.replicas.as_ref())?;
@@ -532,16 +549,48 @@ fn keeper(core: &Core) -> Option<Arc<Keeper>> {
         metrics: Arc::clone(&core.metrics),
         sessions: Arc::clone(&core.sessions),
         statements: Arc::default(),
+        linked: linked(core.hops.clone()),
     }))
+}
+
+/// Waits until the agents that have tunnels here take no more streams on them, and have a tunnel to another replica, or
+/// for [`MOVE_WITHIN`]. Until then others hand on to this one what users ask of their clusters.
+async fn moved(core: &Core) {
+    let Some(hops) = &core.hops else { return };
+    let users = |tunnel: &LiveTunnel| !tunnel.handle.info().features.contains(Features::NO_USERS);
+    let here: HashSet<ClusterKey> =
+        core.tunnels.all().iter().filter(|tunnel| users(tunnel)).map(|tunnel| tunnel.cluster.key).collect();
+    let stays = |key: &&ClusterKey| {
+        let own = core.tunnels.of(key);
+        own.iter().any(|tunnel| !tunnel.is_draining()) || hops.replicas.holders(key).is_empty()
+    };
+    let left = || match hops.replicas.others().is_empty() {
+        true => 0,
+        false => i64::try_from(here.iter().filter(stays).count()).unwrap_or(i64::MAX),
+    };
+    quiet(core.limits().drain_grace.min(MOVE_WITHIN), left).await;
+    if left() > 0 {
+        tracing::warn!(clusters = left(), "agents have not moved to other replicas in time");
+    }
+    hops.leave();
 }
 
 /// Readiness is off and listeners are closed by the phase; agents and users were told. What is left is to wait.
 async fn drain(core: &Core) {
+    let begun = tokio::time::Instant::now();
+    let moving = tokio::select! {
+        biased;
+        () = core.shutdown.closed() => false,
+        () = moved(core) => true,
+    };
+    if !moving {
+        tracing::warn!("stopped before all agents have moved");
+    }
     // What other replicas have handed to this one is waited for, too.
     let left = || core.metrics.requests.now() + core.metrics.hops.now();
     tracing::info!(requests = left(), tunnels = core.metrics.tunnels_open(), "draining");
     let grace = core.limits().drain_grace;
-    let wait = quiet(grace, left);
+    let wait = quiet(grace.saturating_sub(begun.elapsed()), left);
     tokio::select! {
         biased;
         () = core.shutdown.closed() => tracing::warn!(requests = left(), "stopped while draining"),

@@ -27,6 +27,7 @@ use crate::{
     store::{
         Store, StoreError,
         batch::{Batch, Expect, Refused},
+        held::OwnersTurn,
         resources::{PAGE_ROWS, Stored},
     },
 };
@@ -242,25 +243,36 @@ pub(crate) fn assignment(subscription: &str, principal: &str, now: SystemTime) -
     })
 }
 
-/// Refuses to disable or remove the local user of this name, if they are the last owner.
+/// Nobody else takes an owner away while a user goes.
+#[must_use]
+pub struct Going {
+    _turn: Option<(OwnersTurn, Store)>,
+}
+
+/// Refuses to disable or remove the local user of this name, if they are the last owner. What is returned is held until
+/// they are gone.
 ///
 /// # Errors
 /// [`OwnersError::Last`]; or what is kept cannot be read.
-pub async fn user_may_go(config: &Config, name: &str, now: SystemTime) -> Result<(), OwnersError> {
-    let (Some(api), Some(issuer)) = (&config.api, &config.issuer) else { return Ok(()) };
+pub async fn user_may_go(config: &Config, name: &str, now: SystemTime) -> Result<Going, OwnersError> {
+    let (Some(api), Some(issuer)) = (&config.api, &config.issuer) else { return Ok(Going { _turn: None }) };
+    let going = match Store::open_used(&api.store.url()).await? {
+        Some(store) => Going { _turn: Some((store.owners_turn().await?, store)) },
+        None => Going { _turn: None },
+    };
     let documents = issuer_state::documents(config, issuer).await?;
     let (users, principals) = (documents.users().await, documents.principals().await);
     documents.close().await;
     let (users, principals) = (users?, principals?);
     // A user that there is not is another's to say.
-    let Some(gone) = users.find(name).map(|user| user.id.as_str()) else { return Ok(()) };
+    let Some(gone) = users.find(name).map(|user| user.id.as_str()) else { return Ok(going) };
     let directory = read(api).await?;
     let names = AccountNames::of(config);
     let before = SignedIn { names: &names, accounts: Some((&users, &principals)), caller: &[], gone: None, now };
     let after = SignedIn { gone: Some(gone), ..before };
     match (Change { before, after, assignment: None }).locks_out(api, &directory) {
         Some(subscription) => Err(OwnersError::Last { name: name.to_owned(), subscription }),
-        None => Ok(()),
+        None => Ok(going),
     }
 }
 
@@ -337,10 +349,10 @@ mod tests {
         let id =
             Users::edit(&state.join(USERS_FILE), |users| Ok(users.put("ann", &[], "a password")?.id.clone())).unwrap();
         let now = SystemTime::now();
-        user_may_go(&config, "ann", now).await.unwrap();
+        drop(user_may_go(&config, "ann", now).await.unwrap());
         config.api.as_mut().unwrap().owners = vec![id];
         assert!(matches!(user_may_go(&config, "ann", now).await, Err(OwnersError::Last { .. })));
-        user_may_go(&config, "nobody", now).await.unwrap();
+        drop(user_may_go(&config, "nobody", now).await.unwrap());
     }
 
     /// A token of the built-in issuer then says `dev:<object id>`, and so do assignments.

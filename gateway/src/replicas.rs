@@ -26,7 +26,7 @@ use std::{
 
 use arc_swap::ArcSwap;
 use tokio::{
-    sync::{Notify, watch},
+    sync::{Notify, futures::Notified, watch},
     time::Instant,
 };
 use types::ids::ClusterKey;
@@ -42,6 +42,8 @@ pub const RENEW_EVERY: Duration = Duration::from_secs(2);
 const LOOK_AGAIN: Duration = Duration::from_millis(250);
 /// Other replicas that are looked at. More rows than this are not of a sound installation.
 pub const MOST_REPLICAS: usize = 256;
+/// A renewal that there never was.
+const NEVER: i64 = i64::MIN;
 
 /// Another replica, from one of its starts to the end of that process.
 #[derive(Debug)]
@@ -120,6 +122,8 @@ pub struct Replicas {
     progress: watch::Sender<()>,
     /// Asks for a look at all rows.
     look: Notify,
+    /// Told when others' tunnels have changed.
+    moved: Notify,
 }
 
 impl Replicas {
@@ -137,6 +141,7 @@ impl Replicas {
             next: Mutex::new(0),
             progress: watch::Sender::new(()),
             look: Notify::new(),
+            moved: Notify::new(),
         }
     }
 
@@ -208,9 +213,33 @@ impl Replicas {
         self.holders.users()
     }
 
-    /// A connection to a replica was refused: [`Self::holders`] passes it over until it renews its lease.
+    /// Whether an alive replica that cannot be reached now has a tunnel of a cluster that takes users: the agent is about
+    /// to move, or the replica is about to be reached.
+    pub fn is_between(&self, key: &ClusterKey) -> bool {
+        let mut found = false;
+        self.holders.each(key, |number, count| {
+            let known = self.known.load();
+            let holder = known.iter().find(|replica| replica.number == number);
+            found |= count.users > 0
+                && holder.is_some_and(|holder| holder.alive.load(Ordering::Relaxed) && !holder.is_reachable());
+        });
+        found
+    }
+
+    /// A connection to a replica was refused: [`Self::holders`] passes it over until it renews its lease, or one comes
+    /// up.
     pub fn failed(&self, replica: &Replica) {
         replica.failed.store(replica.renewed.load(Ordering::Relaxed), Ordering::Relaxed);
+    }
+
+    /// A connection to a replica came up.
+    pub fn reached(&self, replica: &Replica) {
+        replica.failed.store(NEVER, Ordering::Relaxed);
+    }
+
+    /// Completes when other replicas' tunnels change, from the first poll on.
+    pub fn moves(&self) -> Notified<'_> {
+        self.moved.notified()
     }
 
     /// Whether anything new may begin here: this replica's lease lasts, or ended less than `stale_for` ago, and no
@@ -243,6 +272,11 @@ impl Replicas {
         self.superseded.store(true, Ordering::Release);
     }
 
+    /// Whether this process has admitted anything yet.
+    pub fn has_begun(&self) -> bool {
+        self.fenced_at.load(Ordering::Acquire) > 0
+    }
+
     /// Whether a later start has this replica's name.
     pub fn is_superseded(&self) -> bool {
         self.superseded.load(Ordering::Acquire)
@@ -270,7 +304,7 @@ impl Replicas {
                     number: *next,
                     applied: AtomicI64::new(row.applied),
                     renewed: AtomicI64::new(row.renewed_ms),
-                    failed: AtomicI64::new(i64::MIN),
+                    failed: AtomicI64::new(NEVER),
                     alive: AtomicBool::new(row.alive),
                     changed: AtomicI64::new(0),
                     forgotten: AtomicI64::new(0),
@@ -369,6 +403,7 @@ impl Replicas {
     pub fn holds(&self, replica: &Replica, key: ClusterKey, count: Count) {
         if self.known.load().iter().any(|known| known.number == replica.number) {
             self.holders.set(replica.number, key, count);
+            self.moved.notify_waiters();
         }
     }
 }
@@ -433,6 +468,11 @@ mod tests {
         // A refused connection counts until the next renewal.
         replicas.failed(&others[0]);
         assert_eq!(names(&replicas.holders(&key("x"))), ["c"]);
+        assert!(replicas.is_between(&key("x")));
+        replicas.reached(&others[0]);
+        assert_eq!(names(&replicas.holders(&key("x"))), ["b", "c"], "or until a connection comes up");
+        assert!(!replicas.is_between(&key("x")));
+        replicas.failed(&others[0]);
         replicas.learn(&[seen("b", 1, 2, true), seen("c", 1, 1, false)]);
         assert_eq!(names(&replicas.holders(&key("x"))), ["b"], "the lease of c has ended");
         replicas.learn(&[seen("b", 1, 3, true), seen("c", 1, 3, true)]);
@@ -469,14 +509,14 @@ mod tests {
             let clock = Arc::clone(&now);
             let uptime: Uptime = Arc::new(move || Duration::from_millis(clock.load(Ordering::Relaxed)));
             let replicas = Replicas::new(settings(stale_for), Some(uptime));
-            assert!(!replicas.admits(), "before its first lease");
+            assert!(!replicas.admits() && !replicas.has_begun(), "before its first lease");
             replicas.renewed(1, replicas.uptime());
             assert!(replicas.admits());
             let life = u64::try_from((LEASE + stale_for).as_millis()).unwrap();
             now.fetch_add(life - 1, Ordering::Relaxed);
             assert!(replicas.admits());
             now.fetch_add(1, Ordering::Relaxed);
-            assert!(!replicas.admits());
+            assert!(!replicas.admits() && replicas.has_begun());
             replicas.renewed(1, replicas.uptime());
             assert!(replicas.admits(), "once it can renew its lease again");
             replicas.superseded();

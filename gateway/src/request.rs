@@ -22,10 +22,10 @@ use std::{
 };
 
 use bytes::Bytes;
-use http::{HeaderMap, Method, Response, Version};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Response, Version};
 use hyper::body::Incoming;
 use tunnel::wire::head::RequestHead;
-use types::ids::RequestId;
+use types::{api::UNCONFIRMED_BY, ids::RequestId};
 
 use self::{
     address::{Address, AddressError, ClusterAddress, Endpoint, LongTarget, ServerName},
@@ -174,6 +174,14 @@ pub async fn reach(
     }
     let (permit, session) = admit(core, &snapshot, &mut request, record).await?;
 
+    let mut not_told = Vec::new();
+    if request.address.endpoint == Endpoint::Refresh
+        && let (Some(hops), Some(newest)) = (&core.hops, session.session().newest())
+    {
+        // Boxed: rare.
+        not_told = Box::pin(hops.tell_newest(newest)).await;
+    }
+
     record.stage(Stage::Locate);
     let slot_of_streams = core.slots.acquire(&permit, &core.limits())?;
     let tunnels = locate::locate(core, permit.cluster())?;
@@ -189,7 +197,14 @@ pub async fn reach(
         record.stage(Stage::Relay);
         Box::pin(relay::relay(core, request, (head, opened), session, custody))
     };
-    relayed.await
+    let mut answer = relayed.await?;
+    if !not_told.is_empty()
+        && let Ok(names) = HeaderValue::try_from(not_told.join(","))
+    {
+        // Sessions there are not extended.
+        answer.headers_mut().insert(HeaderName::from_static(UNCONFIRMED_BY), names);
+    }
+    Ok(answer)
 }
 
 /// Authenticates and authorises; the right is then a session that can be taken back.

@@ -240,6 +240,7 @@ impl<'a> Site<'a> {
             now_ms: self.control.now_ms(),
             issuer: None,
             sessions: None,
+            hops: None,
         }
     }
 }

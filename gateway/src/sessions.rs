@@ -8,6 +8,7 @@
 
 pub mod cut;
 pub mod slots;
+pub mod told;
 
 use std::{
     collections::HashMap,
@@ -143,6 +144,12 @@ impl Session {
         self.what.to_string()
     }
 
+    /// The sign-in and cluster whose newer tokens extend it, and when the newest that was shown ends, in seconds since
+    /// 1970; `None`: nothing extends it.
+    pub fn newest(&self) -> Option<(SignIn, ClusterKey, u64)> {
+        self.key.map(|(sign_in, cluster)| (sign_in, cluster, self.shown.until.load(Ordering::Relaxed)))
+    }
+
     /// When it must end if nothing newer is shown, in seconds since 1970.
     pub fn deadline(&self, outlive: Duration) -> u64 {
         self.shown.until.load(Ordering::Relaxed).saturating_add(outlive.as_secs())
@@ -247,10 +254,12 @@ impl Sessions {
         SessionHandle { session, sessions: Arc::clone(self), _open: self.metrics.sessions.enter() }
     }
 
-    /// How many sessions of this sign-in at this cluster a newly shown token reaches.
-    pub fn reached_by(&self, permit: &Permit) -> usize {
-        let Some(key) = key_of(permit.principal(), permit.cluster()) else { return 0 };
-        self.shown().get(&key).map_or(0, |(_, users)| *users)
+    /// A token of a sign-in that ends then, in seconds since 1970, was shown for a cluster at another replica: it extends
+    /// the sessions here.
+    pub fn extend(&self, sign_in: SignIn, cluster: ClusterKey, until: u64) {
+        if let Some((shown, _)) = self.shown().get(&(sign_in, cluster)) {
+            shown.until.fetch_max(until, Ordering::Relaxed);
+        }
     }
 
     /// All of them, at most `limit`, for the admin.

@@ -311,9 +311,17 @@ impl Snapshots {
 /// Keeps the snapshot's accounts those of now, until the gateway stops.
 pub async fn follow_accounts(snapshots: Arc<Snapshots>, shutdown: Shutdown) {
     loop {
+        let accounts = snapshots.load().accounts.clone();
+        let change = async {
+            match &accounts {
+                Some(accounts) => accounts.change().await,
+                None => std::future::pending().await,
+            }
+        };
         tokio::select! {
             biased;
             () = shutdown.closed() => return,
+            () = change => {}
             () = tokio::time::sleep(ACCOUNTS_EVERY) => {}
         }
         let snapshot = snapshots.load();

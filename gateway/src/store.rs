@@ -23,6 +23,20 @@
 //! What is asked for by name or order compares bytes, never by a collation: keys are lower-cased here, and text columns
 //! of PostgreSQL are `COLLATE "C"`.
 
+/// Does a transaction again that PostgreSQL gave up for the sake of others (a deadlock, a serialization failure): none of
+/// it has happened.
+macro_rules! repeated {
+    ($once:expr) => {{
+        let mut tries = 1;
+        loop {
+            match $once.await {
+                Err(error) if error.is_conflict() && tries < $crate::store::TRIES => tries += 1,
+                done => break done,
+            }
+        }
+    }};
+}
+
 pub mod agents;
 pub mod batch;
 pub mod changes;
@@ -55,7 +69,7 @@ use sqlx::{
     any::{AnyConnectOptions, AnyPoolOptions},
     pool::PoolConnection,
 };
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 
 /// Connections that read at once.
 const READERS: u32 = 4;
@@ -63,6 +77,8 @@ const READERS: u32 = 4;
 const POSTGRES_CONNECTIONS: u32 = 16;
 /// How long a statement waits for a connection, and a SQLite writer for another process (the backup, a command).
 const WAIT: Duration = Duration::from_secs(10);
+/// How often a transaction is begun that PostgreSQL gives up for the sake of others, before that is said.
+const TRIES: u32 = 4;
 /// Before what SQLite refused at once, without waiting for its lock, is tried again.
 const PAUSE: Duration = Duration::from_millis(20);
 
@@ -193,15 +209,6 @@ impl StoreError {
     }
 }
 
-impl StoreError {
-    /// Whether PostgreSQL gave up a transaction for the sake of another one (deadlock, serialization): tried again, it
-    /// may well be written.
-    fn is_passing(&self) -> bool {
-        let Self::Database(sqlx::Error::Database(said)) = self else { return false };
-        matches!(said.code().as_deref(), Some("40P01" | "40001"))
-    }
-}
-
 /// The primary result code of SQLite (<https://sqlite.org/rescode.html>): what is above the lowest byte tells more of
 /// the same.
 fn primary_code(error: &sqlx::Error) -> Option<u32> {
@@ -231,6 +238,8 @@ pub struct Store {
     writers: AnyPool,
     /// The newest revision that this process has committed.
     newest: Arc<watch::Sender<i64>>,
+    /// Told when other processes have changed documents.
+    documents: Arc<Notify>,
 }
 
 impl Store {
@@ -280,7 +289,13 @@ impl Store {
         // One writer: SQLite has one lock for all, and who waits here waits in order and without polling.
         let writers = pool(1).connect_with(options.clone()).await?;
         let readers = pool(READERS).connect_with(options).await?;
-        Ok(Self { backend: Backend::Sqlite, readers, writers, newest: Arc::new(watch::Sender::new(0)) })
+        Ok(Self {
+            backend: Backend::Sqlite,
+            readers,
+            writers,
+            newest: Arc::new(watch::Sender::new(0)),
+            documents: Arc::default(),
+        })
     }
 
     async fn postgres(url: &str) -> Result<Self, StoreError> {
@@ -303,7 +318,7 @@ impl Store {
             connected => connected?,
         };
         let newest = Arc::new(watch::Sender::new(0));
-        Ok(Self { backend: Backend::Postgres, readers: pool.clone(), writers: pool, newest })
+        Ok(Self { backend: Backend::Postgres, readers: pool.clone(), writers: pool, newest, documents: Arc::default() })
     }
 
     /// Which database it is.

@@ -26,6 +26,8 @@ pub fn tests() -> Vec<Trial> {
     vec![
         case("replicas::t12_any_replica_reaches_a_cluster_over_one_hop", Needs::Cluster, hop),
         case("replicas::t12_a_withdrawal_is_answered_when_all_replicas_know_it", Needs::Nothing, withdrawal),
+        alone("replicas::t12_sessions_are_listed_extended_and_ended_at_any_replica", Needs::Nothing, sessions),
+        case("replicas::t12_two_replicas_do_not_take_the_last_two_owners_away", Needs::Nothing, last_owners),
         alone("replicas::t12_a_killed_replica_ends_its_own_requests_alone", Needs::Nothing, killed),
         alone("replicas::t12_a_rolling_restart_fails_no_request", Needs::Nothing, rolling),
         alone("replicas::t12_postgresql_may_be_away", Needs::Nothing, database_away),
@@ -93,11 +95,8 @@ fn withdrawal() -> anyhow::Result<()> {
     let text = |key: &str| made[key].as_str().map(str::to_owned).with_context(|| format!("no {key}: {made}"));
     let (client, secret, object) = (text("clientId")?, text("clientSecret")?, text("objectId")?);
     note_secret(&secret)?;
-    // Made at one replica, it signs in at another.
+    // Made at one replica, it signs in at another at once.
     let principal = format!("/providers/Microsoft.Authorization/servicePrincipals/{object}?api-version=2022-04-01");
-    eventually("another replica knows who was made", Duration::from_secs(10), || {
-        Ok(replicas.call(replicas.address(1), &owner, "GET", &principal, &Value::Null)?.status == 200)
-    })?;
     let robot = replicas.token_of(replicas.address(1), (&client, &secret), &site.id.audience())?;
     let given = json!({"properties": {
         "roleDefinitionId": "/providers/Microsoft.Authorization/roleDefinitions/00493d72-78f6-4148-b6c5-d3ce8e4799dd",
@@ -121,6 +120,157 @@ fn withdrawal() -> anyhow::Result<()> {
             let said = replicas.get(replicas.address(number), &site, &robot, "/version")?;
             ensure!(said.status == 403, "round {round}, {}: {}", replicas.name(number), said.head);
         }
+    }
+    // Removed at one replica, it signs in at none.
+    let said = replicas.call(replicas.address(1), &owner, "DELETE", &principal, &Value::Null)?;
+    ensure!(said.status == 200, "{}", said.head);
+    for number in 0..replicas.count() {
+        let signed_in = replicas.token_of(replicas.address(number), (&client, &secret), &site.id.audience());
+        ensure!(signed_in.is_err(), "a service principal that was removed signs in at {}", replicas.name(number));
+    }
+    Ok(())
+}
+
+/// A watch at each replica. All are seen from any of them, and a newer token that is shown at one extends those at the
+/// others. One is ended from another replica. A replica that stands still is named in the answer.
+fn sessions() -> anyhow::Result<()> {
+    const SESSIONS: &str = "/providers/Microsoft.Kubernetes/sessions";
+    let apiserver = watched_apiserver("replicas-sessions-apiserver")?;
+    let replicas = Replicas::start("replicas-sessions", 3, "")?;
+    let site = replicas.connect("sessions", &apiserver.kubeconfig, "h2", "")?;
+    let (owner, token) = (replicas.owner()?, replicas.owner_for(&site.id.audience())?);
+    known_everywhere(&replicas, &site, &token)?;
+    let mut watches = Vec::new();
+    for number in 0..replicas.count() {
+        let mut raw = Raw::connect(replicas.address(number), &replicas.ca(), &[b"http/1.1"])?;
+        let (path, host) = (format!("/{}/api/v1/pods?watch=1", site.id.key()), replicas.front.address);
+        raw.send(format!("GET {path} HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {token}\r\n\r\n").as_bytes())?;
+        ensure!(raw.head()?.starts_with("HTTP/1.1 200"));
+        watches.push(raw);
+    }
+    let at = |number: usize, method: &str, id: &str| {
+        let path = format!("{SESSIONS}{id}?api-version=2026-05-01");
+        replicas.call(replicas.address(number), &owner, method, &path, &Value::Null)
+    };
+    let listed = |number: usize| -> anyhow::Result<Value> {
+        let said = at(number, "GET", "")?;
+        ensure!(said.status == 200, "{}", String::from_utf8_lossy(&said.body));
+        said.json()
+    };
+    let of = |list: &Value, replica: &str| -> Option<Value> {
+        let rows = list["value"].as_array()?;
+        rows.iter().find(|row| row["replica"] == replica && row["what"] == "GET /api/v1/pods").cloned()
+    };
+    let missing = |list: &Value| -> Vec<String> {
+        let all = list["incomplete"].as_array().cloned().unwrap_or_default();
+        all.iter().filter_map(|one| one["replica"].as_str().map(str::to_owned)).collect()
+    };
+    for number in 0..replicas.count() {
+        let list = listed(number)?;
+        let all = (0..replicas.count()).all(|other| of(&list, replicas.name(other)).is_some());
+        ensure!(all && missing(&list).is_empty(), "at {}: {list}", replicas.name(number));
+    }
+
+    let ends = |list: &Value| of(list, replicas.name(0)).and_then(|row| row["ends"].as_str().map(str::to_owned));
+    let before = ends(&listed(2)?);
+    eventually("a newer token extends what is open at another replica", Duration::from_secs(20), || {
+        let newer = replicas.owner_for(&site.id.audience())?;
+        let said = replicas.get(replicas.address(1), &site, &newer, "/.towline/refresh")?;
+        ensure!(said.status < 300 && said.header("x-towline-unconfirmed-by").is_none(), "{}", said.head);
+        Ok(ends(&listed(2)?) > before)
+    })?;
+
+    let list = listed(0)?;
+    let row = of(&list, replicas.name(2)).context("the watch at the last replica")?;
+    let id = format!("/{}", row["id"].as_str().unwrap_or_default());
+    let (seen, ended) = (at(0, "GET", &id)?, at(0, "DELETE", &id)?);
+    ensure!(seen.status == 200 && seen.json()?["replica"] == replicas.name(2), "{}", seen.head);
+    ensure!(ended.status == 204, "{}", String::from_utf8_lossy(&ended.body));
+    while matches!(watches[2].chunk(), Ok(Some(_))) {}
+    eventually("what was ended is listed no more", Duration::from_secs(10), || {
+        Ok(of(&listed(1)?, replicas.name(2)).is_none())
+    })?;
+    ensure!(at(1, "DELETE", &id)?.status == 404);
+
+    replicas.signal(1, "STOP")?;
+    let (list, unknown) = (listed(0), at(0, "GET", &id));
+    // Its lease ends meanwhile, and it is named all the same.
+    let later = eventually("the lease ends", Duration::from_secs(60), || {
+        let told: Value = serde_json::from_str(&replicas.admin_get(0, "/replicas")?)?;
+        Ok(told.to_string().contains(r#""alive":false"#))
+    })
+    .and_then(|_| listed(0));
+    replicas.signal(1, "CONT")?;
+    for list in [list?, later?] {
+        ensure!(missing(&list) == [replicas.name(1)] && of(&list, replicas.name(0)).is_some(), "{list}");
+    }
+    let unknown = unknown?;
+    ensure!(unknown.status == 503 && unknown.header("retry-after").is_some(), "{}", unknown.head);
+    eventually("it answers again", Duration::from_secs(30), || {
+        let list = listed(0)?;
+        Ok(missing(&list).is_empty() && of(&list, replicas.name(1)).is_some())
+    })
+    .with_context(|| replicas.tails())?;
+    Ok(())
+}
+
+/// Two owners, each of whom takes the other's role away at a replica of their own, at the same time: one is refused.
+fn last_owners() -> anyhow::Result<()> {
+    const OWNER: &str = "8e3af657-a8ff-443c-a75c-2fe8c4bcb635";
+    const PRINCIPALS: &str = "/providers/Microsoft.Authorization/servicePrincipals";
+    let replicas = Replicas::start("replicas-owners", 2, "")?;
+    let first = replicas.owner()?;
+    let subscription = format!("/subscriptions/{}", replicas.text("subscription"));
+    let call = |number: usize, token: &str, method: &str, path: &str, body: &Value| -> anyhow::Result<(u16, Value)> {
+        let path = format!("{path}?api-version=2022-04-01");
+        let said = replicas.call(replicas.address(number), token, method, &path, body)?;
+        Ok((said.status, said.json().unwrap_or_default()))
+    };
+    let given = AtomicUsize::new(0);
+    let give = |number: usize, token: &str, principal: &str| -> anyhow::Result<String> {
+        let name = format!("55555555-5555-4555-8555-{:012}", given.fetch_add(1, Ordering::Relaxed));
+        let path = format!("{subscription}/providers/Microsoft.Authorization/roleAssignments/{name}");
+        let body = json!({"properties": {
+            "roleDefinitionId": format!("/providers/Microsoft.Authorization/roleDefinitions/{OWNER}"),
+            "principalId": principal, "principalType": "ServicePrincipal",
+        }});
+        let (status, said) = call(number, token, "PUT", &path, &body)?;
+        ensure!(status == 201, "{said}");
+        Ok(path)
+    };
+    let (mut objects, mut tokens, mut roles) = (Vec::new(), Vec::new(), Vec::new());
+    for name in ["one", "other"] {
+        let (status, made) = call(0, &first, "POST", PRINCIPALS, &json!({"displayName": name}))?;
+        ensure!(status == 201, "{made}");
+        let text = |key: &str| made[key].as_str().map(str::to_owned).with_context(|| format!("no {key}"));
+        let (client, secret) = (text("clientId")?, text("clientSecret")?);
+        note_secret(&secret)?;
+        objects.push(text("objectId")?);
+        roles.push(give(0, &first, &text("objectId")?)?);
+        tokens.push(replicas.token_of(replicas.address(1), (&client, &secret), &replicas.text("url"))?);
+    }
+    let (status, list) = call(0, &tokens[0], "GET", PRINCIPALS, &Value::Null)?;
+    let all = list["value"].as_array().cloned().unwrap_or_default();
+    let gone = all.iter().find(|one| one["displayName"] == "owner").and_then(|one| one["objectId"].as_str());
+    let gone = gone.with_context(|| format!("the first owner: {status} {list}"))?;
+    let (status, said) = call(0, &tokens[0], "DELETE", &format!("{PRINCIPALS}/{gone}"), &Value::Null)?;
+    ensure!(status == 200, "{said}");
+
+    for round in 0..8 {
+        let take = |number: usize| call(number, &tokens[number], "DELETE", &roles[1 - number], &Value::Null);
+        let both = std::thread::scope(|scope| {
+            let other = scope.spawn(|| take(1));
+            [take(0), other.join().unwrap_or_else(|_| Err(anyhow::anyhow!("a thread ended")))]
+        });
+        let [one, other] = both;
+        let (one, other) = (one?, other?);
+        // Refused as the last one, or by somebody who is no owner any more.
+        let won = match (one.0, other.0) {
+            (200 | 204, 409 | 403) => 0,
+            (409 | 403, 200 | 204) => 1,
+            _ => anyhow::bail!("round {round}: {one:?} {other:?}"),
+        };
+        roles[1 - won] = give(won, &tokens[won], &objects[1 - won])?;
     }
     Ok(())
 }
@@ -237,12 +387,25 @@ fn watched_apiserver(name: &str) -> anyhow::Result<Apiserver> {
     )
 }
 
-/// Each of three is restarted in order, twice, under a load and with watches open.
+/// All replicas know of a cluster that was connected a moment ago.
+fn known_everywhere(replicas: &Replicas, site: &Site, token: &str) -> anyhow::Result<()> {
+    for number in 0..replicas.count() {
+        eventually("each replica reaches the cluster", Duration::from_secs(20), || {
+            Ok(replicas.get(replicas.address(number), site, token, "/api")?.status == 200)
+        })
+        .with_context(|| replicas.tails())?;
+    }
+    Ok(())
+}
+
+/// Each of three is restarted in order, twice, under a load and with watches open: no request is refused, or broken off,
+/// not even so that its client may try it again.
 fn rolling() -> anyhow::Result<()> {
     let apiserver = watched_apiserver("replicas-rolling-apiserver")?;
     let replicas = Replicas::start("replicas-rolling", 3, "")?;
     let site = replicas.connect("rolling", &apiserver.kubeconfig, "h2", "")?;
     let token = replicas.owner_for(&site.id.audience())?;
+    known_everywhere(&replicas, &site, &token)?;
     let (stop, counts, watches) = (AtomicBool::new(false), Counts::default(), AtomicUsize::new(0));
     let watch = || {
         let front = replicas.front.address.to_string();
@@ -285,7 +448,11 @@ fn rolling() -> anyhow::Result<()> {
     let (good, failed, slowest) = (of(&counts.good), of(&counts.failed), of(&counts.slowest_ms));
     eprintln!("   {:#?}", told(&counts));
     eprintln!("   {good} answered, {failed} failed, {} watches, the slowest after {slowest} ms", of(&watches));
-    ensure!(failed == 0, "{failed} requests of {good} failed: {:#?}", told(&counts));
+    let said = told(&counts);
+    ensure!(
+        failed == 0 && said.is_empty(),
+        "of {good} requests {failed} failed, and others were tried again: {said:#?}"
+    );
     ensure!(of(&watches) >= 4, "watches were not opened");
     Ok(())
 }

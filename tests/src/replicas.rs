@@ -184,6 +184,11 @@ impl Replicas {
         *hold(&self.replicas[number].program) = None;
     }
 
+    /// Sends one a signal by name: `STOP` and `CONT` let it stand still.
+    pub fn signal(&self, number: usize, name: &str) -> anyhow::Result<()> {
+        hold(&self.replicas[number].program).as_ref().context("it runs")?.signal(name)
+    }
+
     /// Ends one in order, as a rolling restart does: no new connections in front, then a drain.
     pub fn stop(&self, number: usize) -> anyhow::Result<()> {
         let replica = &self.replicas[number];

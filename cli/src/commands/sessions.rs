@@ -23,6 +23,7 @@ const COLUMNS: &[Column] = &[
     ("Started", "/started"),
     ("Ends", "/ends"),
     ("Own", "/own"),
+    ("Replica", "/replica"),
 ];
 
 /// What is open through the gateway
@@ -66,7 +67,19 @@ pub async fn run(args: Args) -> Outcome {
             if let (Some(name), Some(group)) = (name, resource_group) {
                 target = format!("{target}&cluster={}", encoded(context.cluster(&group, &name)?.as_str()));
             }
-            let mut rows = api.list(&target).await?;
+            let mut page = api.get(&target).await?;
+            for missing in page["incomplete"].as_array().into_iter().flatten() {
+                let text = |key: &str| missing[key].as_str().unwrap_or_default();
+                say(&format!(
+                    "warning: sessions at the gateway {} may be missing: {}",
+                    text("replica"),
+                    text("reason")
+                ));
+            }
+            let mut rows = match page["value"].take() {
+                Value::Array(rows) => rows,
+                _ => Vec::new(),
+            };
             for row in &mut rows {
                 let name = row["cluster"].as_str().and_then(|id| id.rsplit('/').next()).map(str::to_owned);
                 row["name"] = name.map_or(Value::Null, Value::from);

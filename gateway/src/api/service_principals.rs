@@ -10,7 +10,7 @@ use secrecy::ExposeSecret;
 use serde_json::{Map, Value, json};
 use types::api::ResourceId;
 
-use super::{Call, body, json};
+use super::{Call, body, json, write::owners_turn};
 use crate::{
     answers::Body,
     api_error::ApiError,
@@ -77,7 +77,7 @@ where
             found.map(|one| json(StatusCode::OK, &one)).ok_or_else(|| PrincipalsError::Unknown(key.clone()).into())
         }
         (Question::One(key), &Method::DELETE) => {
-            let (key, _turn) = (key.clone(), call.control.owners.lock().await);
+            let (key, _turn) = (key.clone(), owners_turn(call).await?);
             may_go(call, issuer, &key)?;
             match edit(issuer, move |all| all.delete(&key)).await {
                 Ok(gone) => Ok(json(StatusCode::OK, &shown(&gone))),

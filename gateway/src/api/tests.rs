@@ -204,7 +204,8 @@ impl Bench {
         // As the router hands it on: decoded once.
         let path = request.uri().path().replace("%20", " ");
         let snapshot = self.snapshots.load();
-        let site = Site { control: &self.control, snapshot: &snapshot, issuer: self.built_in.clone(), sessions: None };
+        let issuer = self.built_in.clone();
+        let site = Site { control: &self.control, snapshot: &snapshot, issuer, sessions: None, hops: None };
         serve(site, id, &path, request, &mut record).await
     }
 

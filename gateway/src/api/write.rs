@@ -19,7 +19,9 @@ use crate::{
     owners::{self, SignedIn},
     resources::{self, Acting, Brought, Kind, Place, Writing, followed, holder, registrations, schema, system_data},
     store::{
+        StoreError,
         batch::{Batch, Expect, Refused},
+        held,
         operations::{Operation, Status},
         resources::Stored,
     },
@@ -646,13 +648,13 @@ async fn owner_stays<'a>(
     kind: &dyn Kind,
     old: &Stored,
     new: Option<&Map<String, Value>>,
-) -> Result<Option<MutexGuard<'a, ()>>, ApiError> {
+) -> Result<Option<OwnersTurn<'a>>, ApiError> {
     // Of a resource group or what is in it nobody is the gateway's owner.
     let is_below = old.key.contains("/resourcegroups/");
     if is_below || kind.withdraws(old, new, call.now_ms).as_deref() != Some(owners::role()) {
         return Ok(None);
     }
-    let turn = call.control.owners.lock().await;
+    let turn = owners_turn(call).await?;
     let known = call.issuer.as_ref().map(|issuer| issuer.known());
     let accounts = known.as_ref().map(|(users, principals)| (&**users, &**principals));
     let names = call.snapshot.names();
@@ -660,6 +662,24 @@ async fn owner_stays<'a>(
     owners::Change { before, after: before, assignment: Some(&old.key) }
         .check(&call.control.settings, &call.control.directory())?;
     Ok(Some(turn))
+}
+
+/// Nobody else takes an owner away while this is held, at this gateway or at another one on its store.
+pub struct OwnersTurn<'a> {
+    _here: MutexGuard<'a, ()>,
+    _everywhere: held::OwnersTurn,
+}
+
+/// Waits for the turn, and knows then what those before have done.
+pub async fn owners_turn<'a>(call: &Call<'a>) -> Result<OwnersTurn<'a>, ApiError> {
+    let here = call.control.owners.lock().await;
+    let everywhere = call.control.owners_turn().await?;
+    if let Some(issuer) = &call.issuer
+        && issuer.catch_up().await.is_err()
+    {
+        return Err(StoreError::Database(sqlx::Error::PoolTimedOut).into());
+    }
+    Ok(OwnersTurn { _here: here, _everywhere: everywhere })
 }
 
 /// A parameter of the query that is `true` or `false`; false where it is not there.

@@ -348,7 +348,7 @@ impl Control {
             _ => Kept::Taken,
         };
         let new = Told { generation, told_ms: now_ms, status };
-        if !self.store.keep_told(&stored.key, &new, |old| with_events(old, events)).await? {
+        if !self.store.keep_told(&stored.key, &new, |old| with_events(old, events.clone())).await? {
             return Ok(Kept::Unknown);
         }
         // It was to be deleted, and that had failed: now it is gone.

@@ -78,7 +78,8 @@ impl Peer {
         self.links.iter().filter_map(ArcSwapOption::load_full).min_by_key(|link| link.handle.open_streams())
     }
 
-    fn has_link(&self) -> bool {
+    /// Whether any of its links is up.
+    pub fn has_link(&self) -> bool {
         self.links.iter().any(|link| link.load().is_some())
     }
 }
@@ -180,6 +181,7 @@ impl Hops {
                     if let Some(old) = peer.links[slot].swap(Some(Arc::clone(&link))) {
                         tasks.spawn("link", finish(old));
                     }
+                    self.replicas.reached(&peer.replica);
                     self.came.notify_waiters();
                     let _open = self.metrics.links.enter();
                     match self.watch(&peer, &link, renew_at).await {
@@ -206,6 +208,8 @@ impl Hops {
                 Err(error) => {
                     if !peer.has_link() {
                         self.replicas.failed(&peer.replica);
+                        // Whoever waits for it waits no more.
+                        self.came.notify_waiters();
                     }
                     if !std::mem::replace(&mut warned, true) && slot == 0 {
                         tracing::warn!(replica = name, address = peer.replica.address, %error, "another replica is not reached; trying again");

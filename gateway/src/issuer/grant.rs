@@ -91,7 +91,7 @@ impl Issuer {
         let Some(turn) = self.checks.turns.turn(peer).await else { return Err(later) };
         // Asked again when it is our turn, so that many tries at once do not slip past the count.
         self.not_guessing(peer, wrong).await?;
-        self.state.is_current()?;
+        self.state.be_current().await?;
         let users: Arc<Users> = self.state.users();
         let wanted = name.clone();
         let found = tokio::task::spawn_blocking(move || {
@@ -120,7 +120,7 @@ impl Issuer {
         let name = format!("client:{}", client.id.to_ascii_lowercase());
         let wrong = Wrong::Random(&name);
         self.not_guessing(peer, wrong).await?;
-        self.state.is_current()?;
+        self.state.be_current().await?;
         let principals = self.state.principals();
         match principals.check(&client.id, client.secret.expose_secret(), self.now()) {
             Ok(principal) => {

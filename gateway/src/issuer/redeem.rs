@@ -125,7 +125,7 @@ impl Issuer {
 
     async fn worth(&self, worth: Worth, form: &Form) -> Result<Minted, Refusal> {
         let Worth { wish, consent, nonce, family, refresh } = worth;
-        self.state.is_current()?;
+        self.state.be_current().await?;
         let user = self.still(&consent).ok_or(Refusal::Code("the user may no longer sign in"))?;
         let now = self.now();
         let life = self.life(form)?;

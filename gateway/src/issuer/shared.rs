@@ -7,7 +7,7 @@
 
 use std::{
     net::IpAddr,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
@@ -47,6 +47,8 @@ const REFRESH: &str = "issuer/refresh";
 const DEVICE_REMEMBERED_SECONDS: u64 = 600;
 /// How long an answer of the store is waited for.
 const ASKING: Duration = Duration::from_secs(5);
+/// How long a store that did not answer is not asked for each sign-in.
+const ASK_AGAIN: Duration = Duration::from_secs(2);
 /// Tries to find a user code that no other device has: of 34 bits, with [`DEVICES_MAX`] devices.
 const USER_CODE_TRIES: u32 = 4;
 
@@ -89,6 +91,12 @@ impl<T> Followed<T> {
     }
 }
 
+#[derive(Clone, Copy)]
+struct Asked {
+    confirmed: Instant,
+    failed: Option<Instant>,
+}
+
 /// See the module.
 pub struct Shared {
     vault: Vault,
@@ -100,8 +108,8 @@ pub struct Shared {
     random_failures: failures::Failures,
     /// Whoever reads the documents, one at a time.
     reading: tokio::sync::Mutex<()>,
-    /// When the question was put that the store answered last.
-    confirmed: Mutex<Instant>,
+    /// When the questions were put that the store answered last, and did not answer last.
+    asked: Mutex<Asked>,
     stale_after: Duration,
 }
 
@@ -177,7 +185,7 @@ impl Shared {
             names: Names::of(&secret),
             random_failures: failures::Failures::new(),
             reading: tokio::sync::Mutex::default(),
-            confirmed: Mutex::new(asked),
+            asked: Mutex::new(Asked { confirmed: asked, failed: None }),
             stale_after,
             vault,
         })
@@ -203,24 +211,54 @@ impl Shared {
         &self.random_failures
     }
 
-    /// Whether the store has confirmed not too long ago what is in memory.
-    pub fn is_current(&self) -> bool {
-        self.confirmed.lock().unwrap_or_else(PoisonError::into_inner).elapsed() < self.stale_after
+    fn asked(&self) -> MutexGuard<'_, Asked> {
+        self.asked.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes what others have changed.
+    /// Takes what others have changed, or, where the store cannot be asked, goes on with what it has confirmed not too
+    /// long ago. One that has just not answered is not asked again by each who signs in.
+    pub async fn be_current(&self) -> Result<(), Away> {
+        let failing = self.asked().failed.is_some_and(|failed| failed.elapsed() < ASK_AGAIN);
+        if (failing || self.follow().await.is_err()) && self.asked().confirmed.elapsed() >= self.stale_after {
+            return Err(Away);
+        }
+        Ok(())
+    }
+
+    /// Completes when others have said that they have changed something.
+    pub async fn told(&self) {
+        self.vault.store.documents_change().await;
+    }
+
+    /// Takes what others have changed until now.
     pub async fn follow(&self) -> Result<(), Away> {
+        let wanted = Instant::now();
         let _one = self.reading.lock().await;
+        // Somebody else has asked while this one waited.
+        let last = *self.asked();
+        if last.confirmed >= wanted {
+            return Ok(());
+        }
+        if last.failed.is_some_and(|failed| failed >= wanted) {
+            return Err(Away);
+        }
         let asked = Instant::now();
+        let done = self.take_changes().await;
+        match done {
+            Ok(()) => *self.asked() = Asked { confirmed: asked, failed: None },
+            Err(Away) => self.asked().failed = Some(asked),
+        }
+        done
+    }
+
+    async fn take_changes(&self) -> Result<(), Away> {
         self.ask(async {
             let versions = self.vault.store.document_versions().await?;
             self.keys.follow(&self.vault, &versions).await?;
             self.users.follow(&self.vault, &versions).await?;
             self.principals.follow(&self.vault, &versions).await
         })
-        .await?;
-        *self.confirmed.lock().unwrap_or_else(PoisonError::into_inner) = asked;
-        Ok(())
+        .await
     }
 
     /// What the store says, for a bounded time.

@@ -100,11 +100,20 @@ impl State {
         }
     }
 
-    /// Refuses to sign anybody in by what may have been withdrawn long ago.
-    pub fn is_current(&self) -> Result<(), Refusal> {
+    /// Completes when others have said that they have changed something.
+    pub async fn told(&self) {
         match self {
-            Self::Shared(shared) if !shared.is_current() => Err(Refusal::Away),
-            _ => Ok(()),
+            Self::Folder(_) => std::future::pending().await,
+            Self::Shared(shared) => shared.told().await,
+        }
+    }
+
+    /// Before somebody is signed in: what was withdrawn at any gateway, and answered there, counts here. Refuses where
+    /// the store cannot be asked, and what is known may have been withdrawn long ago.
+    pub async fn be_current(&self) -> Result<(), Refusal> {
+        match self {
+            Self::Folder(_) => Ok(()),
+            Self::Shared(shared) => Ok(shared.be_current().await?),
         }
     }
 

@@ -120,7 +120,8 @@ fn route(
     mut http: Box<http::Request<Incoming>>,
 ) -> Result<Routed, Refusal> {
     if !core.admits() {
-        return Err(Refusal::new(Stage::Accept, Kind::Fenced));
+        let kind = if core.is_starting() { Kind::Starting } else { Kind::Fenced };
+        return Err(Refusal::new(Stage::Accept, kind));
     }
     Ok(match request::address(core, connection.server_name, &mut http)? {
         Address::Cluster(address) => Routed::Cluster(Request::new(core, connection, id, *http, address)?),
@@ -187,7 +188,8 @@ async fn serve_api(
     let Some(control) = &core.control else { return Err(Refusal::new(Stage::Address, Kind::NotFound)) };
     let snapshot = core.snapshots.load();
     let (issuer, sessions) = (core.issuer.load_full(), Some(Arc::clone(&core.sessions)));
-    let site = api::Site { control, snapshot: &snapshot, issuer, sessions };
+    let hops = core.hops.clone();
+    let site = api::Site { control, snapshot: &snapshot, issuer, sessions, hops };
     Ok(api::serve(site, id, path, http, record).await.map(Body::from))
 }
 

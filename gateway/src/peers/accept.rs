@@ -22,14 +22,14 @@ use tunnel::{
     },
     wire::{
         close::{CloseCode, StreamCode},
+        head::REQUEST,
         hop::{self, HOP},
     },
 };
 use types::{limits, version::Features};
 
-use super::relay;
+use super::{questions, relay};
 use crate::{
-    admission::accept::next,
     core::Core,
     hop::{
         Hops,
@@ -44,21 +44,34 @@ use crate::{
 /// Connections of other replicas at once. Each has [`LINKS`], and as many again while those of one certificate follow
 /// those of another.
 const CONNECTIONS: i64 = (2 * LINKS * MOST_REPLICAS) as i64;
-/// When this replica drains, others hand it requests for so long yet: until agents have dialled elsewhere.
-const LEAVES_AFTER: Duration = Duration::from_secs(2);
+/// A pause after a failed accept (no file descriptors left), so that the loop does not spin.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// A certificate that ends later than this is looked at again then.
 const LONGEST_SLEEP: Duration = Duration::from_secs(24 * 3600);
 
-/// Accepts connections of other replicas until the gateway drains.
+/// Accepts connections of other replicas until this one has drained its tunnels.
 pub async fn listen(core: Arc<Core>, hops: Arc<Hops>, listener: TcpListener) {
-    while let Some((socket, peer)) = next(&core.shutdown, &listener, "other replicas").await {
-        let (core, hops) = (Arc::clone(&core), Arc::clone(&hops));
-        core.tasks.clone().spawn("peer", async move {
-            if let Err(error) = connection(&core, &hops, socket, peer).await {
-                let cause = Cause::of(&error).unwrap_or(Cause::Tls);
-                core.refusals.record(peer, cause, &format!("at the listener for replicas: {}", chain(&error)));
+    loop {
+        let accepted = tokio::select! {
+            biased;
+            () = hops.left() => return,
+            accepted = listener.accept() => accepted,
+        };
+        match accepted {
+            Ok((socket, peer)) => {
+                let (core, hops) = (Arc::clone(&core), Arc::clone(&hops));
+                core.tasks.clone().spawn("peer", async move {
+                    if let Err(error) = connection(&core, &hops, socket, peer).await {
+                        let cause = Cause::of(&error).unwrap_or(Cause::Tls);
+                        core.refusals.record(peer, cause, &format!("at the listener for replicas: {}", chain(&error)));
+                    }
+                });
             }
-        });
+            Err(error) => {
+                tracing::warn!(%error, "cannot accept a connection of another replica");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+            }
+        }
     }
 }
 
@@ -132,7 +145,7 @@ async fn serve(core: &Arc<Core>, hops: &Hops, dialled: Dialled) {
     let mut authorities = hops.identity.authorities();
     // What has changed since the handshake is looked at too.
     authorities.mark_changed();
-    let (mut left, mut leaving) = (false, std::pin::pin!(leaves(core)));
+    let mut left = false;
     loop {
         let until_end = ends.duration_since(SystemTime::now()).unwrap_or_default();
         tokio::select! {
@@ -145,7 +158,7 @@ async fn serve(core: &Arc<Core>, hops: &Hops, dialled: Dialled) {
                 let _ = handle.closed().await;
                 return;
             }
-            () = &mut leaving, if !left => {
+            () = hops.left(), if !left => {
                 left = true;
                 handle.drain(CloseCode::Shutdown, Duration::ZERO);
             }
@@ -166,14 +179,11 @@ async fn serve(core: &Arc<Core>, hops: &Hops, dialled: Dialled) {
     }
 }
 
-/// Completes when this replica drains, and agents have had time to dial elsewhere.
-async fn leaves(core: &Core) {
-    core.shutdown.draining().await;
-    tokio::time::sleep(LEAVES_AFTER).await;
-}
-
 fn start(core: &Arc<Core>, replica: &Arc<str>, incoming: Incoming) {
     match hop::kind(&incoming.head) {
+        Some(REQUEST) => {
+            core.tasks.spawn("question", questions::answer(Arc::clone(core), Arc::clone(replica), incoming));
+        }
         Some(HOP) => core.tasks.spawn("hop", relay::relay(Arc::clone(core), Arc::clone(replica), incoming)),
         kind => {
             tracing::debug!(%replica, kind, "no such message between replicas");

@@ -63,12 +63,16 @@ pub async fn run(config: &Config, action: UserAction) -> anyhow::Result<Value> {
         "this gateway has no issuer of its own ([issuer] in the configuration): users are made at the issuer that it trusts",
     )?;
     may_change(config, issuer)?;
-    if let UserAction::Disable { name } | UserAction::Remove { name } = &action {
-        owners::user_may_go(config, name, std::time::SystemTime::now()).await?;
-    }
+    let going = match &action {
+        UserAction::Disable { name } | UserAction::Remove { name } => {
+            Some(owners::user_may_go(config, name, std::time::SystemTime::now()).await?)
+        }
+        _ => None,
+    };
     let documents = issuer_state::documents(config, issuer).await?;
     let done = changed(&documents, action).await;
     documents.close().await;
+    drop(going);
     done
 }
 

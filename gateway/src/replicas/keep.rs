@@ -14,6 +14,7 @@ use std::{
 };
 
 use daemon::Shutdown;
+use futures_util::future::BoxFuture;
 use tokio::{
     sync::{Notify, watch},
     time::Instant,
@@ -44,6 +45,8 @@ const SWEEP_EVERY: Duration = Duration::from_secs(60);
 const FENCE_LOOK: Duration = Duration::from_secs(1);
 /// Between two looks at the rows that others asked for.
 const LOOK_GAP: Duration = Duration::from_millis(20);
+/// How long a replica that starts waits for links to the others.
+const LINKS_WITHIN: Duration = Duration::from_secs(2);
 /// How long giving the lease back may take at the end.
 const LEAVE: Duration = Duration::from_secs(2);
 
@@ -65,6 +68,8 @@ pub struct Keeper {
     pub sessions: Arc<Sessions>,
     /// Statements that were sent.
     pub statements: Arc<AtomicU64>,
+    /// Completes when there are links to the others.
+    pub linked: Arc<dyn Fn() -> BoxFuture<'static, ()> + Send + Sync>,
 }
 
 /// What the tasks tell one another.
@@ -231,6 +236,10 @@ impl Keeper {
             known && loaded.wait_for(|loaded| *loaded).await.is_ok()
         };
         let current = tokio::time::timeout(RENEW_EVERY, current).await.unwrap_or(false);
+        if current {
+            // A first request is not to wait for a link. One that takes longer is waited for by whoever needs it.
+            let _ = tokio::time::timeout(LINKS_WITHIN, (self.linked)()).await;
+        }
         if !current {
             tracing::warn!(revision, "nothing is admitted yet: what was written meanwhile is not read yet");
         }
@@ -287,6 +296,8 @@ impl Keeper {
                 changed,
             })
             .collect();
+        // Also where the write fails: it may have been done all the same, and who has read it reads beyond it only.
+        own.changed = rows.last().map_or(own.changed, |row| row.changed);
         let applied = *self.known.borrow();
         let written = line.write_tunnels(start, applied, &rows).await;
         if !matches!(written, Ok(true)) {
@@ -296,7 +307,6 @@ impl Keeper {
             self.replicas.look.notify_one();
             return Err(StoreError::Row { table: "replicas", reason: "this replica has none".to_owned() });
         }
-        own.changed = rows.last().map_or(own.changed, |row| row.changed);
         if rows.iter().any(|row| row.users == 0 && row.others == 0) {
             own.gone.get_or_insert((own.changed, Instant::now() + KEEP_GONE));
         }
@@ -380,6 +390,7 @@ impl Keeper {
                     calls.read.notify_one();
                 }
             }
+            Told::Documents => self.store.documents_changed(),
             Told::Look => self.replicas.look.notify_one(),
         }
     }

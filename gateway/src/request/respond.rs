@@ -96,6 +96,8 @@ pub enum Kind {
     Ended(EndReason),
     /// The gateway drains.
     Draining,
+    /// This replica of the gateway has started a moment ago, and has not read yet who may do what.
+    Starting,
     /// This replica of the gateway cannot renew its lease in the store, and admits nothing until it can.
     Fenced,
 }
@@ -226,6 +228,11 @@ impl Refusal {
                  than the gateway's",
             ),
             Kind::BadAnswer(why) => Answer::new(StatusCode::BAD_GATEWAY, "InternalError", *why),
+            Kind::Starting => Answer::new(
+                StatusCode::SERVICE_UNAVAILABLE,
+                "ServiceUnavailable",
+                "this gateway is starting, and does not know yet who may reach this cluster; try again",
+            ).after_a_second(),
             Kind::Fenced | Kind::Ended(EndReason::Fenced) => {
                 Answer::new(StatusCode::SERVICE_UNAVAILABLE, "ServiceUnavailable", EndReason::Fenced.text())
                     .after_a_second()

@@ -221,6 +221,15 @@ impl Store {
         uid: Option<&str>,
         update: impl Fn() -> sqlx::query::Query<'q, sqlx::Any, sqlx::any::AnyArguments>,
     ) -> Result<Kept, StoreError> {
+        repeated!(self.try_to_claim(key, uid, &update))
+    }
+
+    async fn try_to_claim<'q>(
+        &self,
+        key: &str,
+        uid: Option<&str>,
+        update: &impl Fn() -> sqlx::query::Query<'q, sqlx::Any, sqlx::any::AnyArguments>,
+    ) -> Result<Kept, StoreError> {
         loop {
             let mut together = Together::begin(&self.writers, self.begin()).await?;
             if let Some(uid) = uid {
@@ -252,7 +261,7 @@ impl Store {
             if self.are_rows_named().await? {
                 return Ok(());
             }
-            match self.try_to_name_rows().await {
+            match repeated!(self.try_to_name_rows()) {
                 // Another replica has let a cluster in meanwhile (PostgreSQL has many writers).
                 Err(StoreError::Database(sqlx::Error::Database(error))) if error.is_unique_violation() && tries > 0 => {
                 }
@@ -319,6 +328,10 @@ impl Store {
         // In one order, whoever writes.
         let mut keys: Vec<&str> = keys.iter().map(String::as_str).collect();
         keys.sort_unstable();
+        repeated!(self.try_to_note_seen(&keys, now_ms))
+    }
+
+    async fn try_to_note_seen(&self, keys: &[&str], now_ms: i64) -> Result<(), StoreError> {
         let mut together = Together::begin(&self.writers, self.begin()).await?;
         for keys in keys.chunks(KEYS_AT_ONCE) {
             let places = (2..keys.len() + 2).map(|n| format!("${n}")).collect::<Vec<_>>().join(", ");

@@ -16,9 +16,6 @@ use super::{
 /// Entries of a batch at most, all four kinds together.
 pub const BATCH_ENTRIES: usize = 10_000;
 
-/// How often a batch is tried that the database gave up because of others that wrote at the same time.
-const TRIES: u32 = 4;
-
 /// Of how many that hold it, one in the other, it is asked whether they are being deleted: more than any id has.
 const ANCESTORS: usize = 32;
 
@@ -125,13 +122,7 @@ impl Store {
         if batch.is_empty() {
             return Ok(Ok(Applied { revision: self.revision().await?, deleted: 0 }));
         }
-        let mut tries = 1;
-        loop {
-            match self.apply_once(batch).await {
-                Err(error) if error.is_conflict() && tries < TRIES => tries += 1,
-                done => return done,
-            }
-        }
+        repeated!(self.apply_once(batch))
     }
 
     async fn apply_once(&self, batch: &Batch) -> Result<Result<Applied, Refused>, StoreError> {

@@ -169,6 +169,10 @@ impl Store {
 
     /// Forgets deletions older than a revision; who knows nothing newer than that gets [`Changes::TooOld`]. How many.
     pub async fn forget_tombstones(&self, before_revision: i64) -> Result<u64, StoreError> {
+        repeated!(self.try_to_forget_tombstones(before_revision))
+    }
+
+    async fn try_to_forget_tombstones(&self, before_revision: i64) -> Result<u64, StoreError> {
         let mut together = Together::begin(&self.writers, self.begin()).await?;
         // Not further than what has happened, or nobody could follow any more.
         let sql = "UPDATE revisions SET forgotten = CASE WHEN $1 <= revision THEN $2 ELSE revision END \

@@ -5,7 +5,7 @@
 use sqlx::{AnyConnection, Row, any::AnyRow};
 
 use super::{
-    Backend, Store, StoreError, Together, look,
+    Backend, Store, StoreError, Together, look, replicas,
     tickets::{Ticket, insert},
 };
 
@@ -79,6 +79,9 @@ impl Store {
             return Ok((version, value));
         };
         put(together.connection(), name, version + 1, sealed).await?;
+        if self.backend == Backend::Postgres {
+            replicas::announce_documents(together.connection()).await?;
+        }
         together.commit().await?;
         Ok((version + 1, value))
     }
@@ -108,7 +111,12 @@ impl Store {
         Ok(true)
     }
 
+    /// Who has this lock needs no other one that somebody may have: what follows is not given up.
     async fn alone_with_documents(&self) -> Result<Together, StoreError> {
+        repeated!(self.try_to_be_alone())
+    }
+
+    async fn try_to_be_alone(&self) -> Result<Together, StoreError> {
         let mut together = Together::begin(&self.writers, self.begin()).await?;
         if self.backend == Backend::Postgres {
             // It has many writers; readers go on.

@@ -145,7 +145,7 @@ impl Store {
     pub async fn tell(&self, now_ms: i64) -> Result<usize, StoreError> {
         let mut told = 0;
         while self.is_untold(now_ms).await? {
-            let some = self.tell_some(now_ms).await?;
+            let some = repeated!(self.tell_some(now_ms))?;
             told += some;
             if some == 0 {
                 break;
@@ -229,6 +229,16 @@ impl Store {
         if known.is_none_or(|row| row.try_get::<Option<String>, _>(1).ok().flatten().as_deref() == Some(told.mark)) {
             return Ok(false);
         }
+        repeated!(self.try_to_tell_of_agents(key, told, now_ms, (read, keep)))
+    }
+
+    async fn try_to_tell_of_agents(
+        &self,
+        key: &str,
+        told: &OfAgents<'_>,
+        now_ms: i64,
+        (read, keep): (&'static str, &'static str),
+    ) -> Result<bool, StoreError> {
         let mut together = Together::begin(&self.writers, self.begin()).await?;
         let connection = together.connection();
         let sql = "UPDATE event_numbers SET newest = newest RETURNING newest";

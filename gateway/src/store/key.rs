@@ -55,6 +55,10 @@ impl Store {
     /// # Errors
     /// The database's.
     pub async fn keep_key(&self, protector: &Protector, path: &Path) -> Result<Option<ProtectError>, StoreError> {
+        repeated!(self.try_to_keep_key(protector, path))
+    }
+
+    async fn try_to_keep_key(&self, protector: &Protector, path: &Path) -> Result<Option<ProtectError>, StoreError> {
         let newest = protector.newest();
         // No resource changes: this takes no revision.
         let mut together = Together::begin(&self.writers, self.begin()).await?;
@@ -85,6 +89,10 @@ impl Store {
     /// # Errors
     /// The database's.
     pub async fn forget_protected(&self) -> Result<u64, StoreError> {
+        repeated!(self.try_to_forget_protected())
+    }
+
+    async fn try_to_forget_protected(&self) -> Result<u64, StoreError> {
         let mut write = self.write().await?;
         let revision = write.revision;
         let sql = "UPDATE resources SET protected = NULL, revision = $1 WHERE protected IS NOT NULL";

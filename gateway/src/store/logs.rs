@@ -80,6 +80,10 @@ impl Store {
         if !is_text(cluster) {
             return Ok(false);
         }
+        repeated!(self.try_to_keep_lines(cluster, lines, room))
+    }
+
+    async fn try_to_keep_lines(&self, cluster: &str, lines: &[Line], room: Room) -> Result<bool, StoreError> {
         let mut together = Together::begin(&self.writers, self.begin()).await?;
         let connection = together.connection();
         // Before all else, as a deletion does it: whoever deletes one of them waits for this, and then finds its lines.

@@ -87,7 +87,17 @@ impl Store {
             return Ok(Kept::Unknown);
         }
         // The numbers of messages are only ever compared: all 64 bits are kept.
-        let (after, position) = (after.map(u64::cast_signed), position.cast_signed());
+        let positions = (after.map(u64::cast_signed), position.cast_signed());
+        repeated!(self.try_to_keep_parts((key, cluster), positions, parts, (of_resource, of_cluster)))
+    }
+
+    async fn try_to_keep_parts(
+        &self,
+        (key, cluster): (&str, &str),
+        (after, position): (Option<i64>, i64),
+        parts: &[Part],
+        (of_resource, of_cluster): (Room, Room),
+    ) -> Result<Kept, StoreError> {
         let mut together = Together::begin(&self.writers, self.begin()).await?;
         let connection = together.connection();
         if revision_of(connection, key).await?.is_none() {

@@ -31,6 +31,8 @@ const MOST_ROWS: i64 = 257;
 pub const TUNNELS_AT_ONCE: u32 = 2000;
 /// Told of a write: its revision.
 const REVISIONS: &str = "towline_revisions";
+/// Told of a change of documents that several gateways share.
+const DOCUMENTS: &str = "towline_documents";
 /// Told of a replica: its name, generation, change of tunnels and applied revision, with spaces between.
 const REPLICAS: &str = "towline_replicas";
 
@@ -118,6 +120,8 @@ pub enum Told {
         /// The newest revision that its decisions know.
         applied: i64,
     },
+    /// A change of documents, by any process.
+    Documents,
     /// A replica has started or ended, or what was told was lost with a connection: look at all rows.
     Look,
 }
@@ -127,6 +131,9 @@ impl Told {
         let read = || {
             if channel == REVISIONS {
                 return text.parse().ok().map(Self::Revision);
+            }
+            if channel == DOCUMENTS {
+                return Some(Self::Documents);
             }
             let mut words = text.split(' ');
             let name = words.next()?.to_owned();
@@ -405,7 +412,7 @@ impl Ear {
     pub async fn open(url: &str) -> Result<Self, StoreError> {
         let opened = async {
             let mut listener = PgListener::connect(url).await?;
-            listener.listen_all([REVISIONS, REPLICAS]).await?;
+            listener.listen_all([REVISIONS, DOCUMENTS, REPLICAS]).await?;
             Ok::<_, sqlx::Error>(listener)
         };
         match tokio::time::timeout(STATEMENT, opened).await {
@@ -481,6 +488,17 @@ impl Store {
         Ok(overview)
     }
 
+    /// Tells this process's follower of documents that they were changed.
+    pub fn documents_changed(&self) {
+        self.documents.notify_one();
+    }
+
+    /// Completes when documents were changed since the last time. For one who follows them, and looks from time to time
+    /// all the same: it is only told where what the database tells is heard.
+    pub async fn documents_change(&self) {
+        self.documents.notified().await;
+    }
+
     /// Tells this process's followers of a revision that another process wrote.
     pub fn written_elsewhere(&self, revision: i64) {
         self.committed(revision);
@@ -494,6 +512,12 @@ pub(super) async fn announce(connection: &mut AnyConnection, revision: i64) -> R
     Ok(())
 }
 
+/// Tells other processes that documents have changed, when it is committed.
+pub(super) async fn announce_documents(connection: &mut AnyConnection) -> Result<(), StoreError> {
+    sqlx::query("SELECT count(pg_notify($1, ''))").bind(DOCUMENTS).execute(connection).await?;
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -501,6 +525,7 @@ mod tests {
     #[test]
     fn t12_what_is_told_is_read_and_anything_else_makes_one_look() {
         assert_eq!(Told::parse(REVISIONS, "17"), Told::Revision(17));
+        assert_eq!(Told::parse(DOCUMENTS, ""), Told::Documents);
         let told = Told::Replica { name: "a".to_owned(), generation: 3, changed: 4, applied: 5 };
         assert_eq!(Told::parse(REPLICAS, "a 3 4 5"), told);
         for odd in ["look", "", "a 3 4", "a x 4 5"] {

@@ -73,12 +73,21 @@ impl Store {
         &self,
         key: &str,
         new: &Told,
-        with: impl FnOnce(Vec<Value>) -> Vec<Value>,
+        with: impl Fn(Vec<Value>) -> Vec<Value>,
     ) -> Result<bool, StoreError> {
         let text = new.status.to_string();
         if !is_text(key) || !is_text(&text) {
             return Ok(false);
         }
+        repeated!(self.try_to_keep_told(key, (new, &text), &with))
+    }
+
+    async fn try_to_keep_told(
+        &self,
+        key: &str,
+        (new, text): (&Told, &str),
+        with: &impl Fn(Vec<Value>) -> Vec<Value>,
+    ) -> Result<bool, StoreError> {
         let mut together = Together::begin(&self.writers, self.begin()).await?;
         if revision_of(together.connection(), key).await?.is_none() {
             together.roll_back().await?;
@@ -98,7 +107,7 @@ impl Store {
             "INSERT INTO statuses (resource_key, generation, told_ms, status, events) VALUES ($1, $2, $3, $4, $5) \
              ON CONFLICT (resource_key) DO UPDATE SET events = excluded.events"
         };
-        let query = sqlx::query(sql).bind(key).bind(new.generation).bind(new.told_ms).bind(&text).bind(&kept);
+        let query = sqlx::query(sql).bind(key).bind(new.generation).bind(new.told_ms).bind(text).bind(&kept);
         query.execute(together.connection()).await?;
         together.commit().await?;
         Ok(true)

@@ -168,3 +168,20 @@ fn t12_a_database_that_is_away_is_told_from_one_that_refuses() {
     assert!(io.is_unavailable() && StoreError::Database(sqlx::Error::PoolTimedOut).is_unavailable());
     assert!(!StoreError::NoBackup.is_unavailable());
 }
+
+/// Whatever a transaction does: what PostgreSQL gave up for others' sake is done again, so often, and nothing else is.
+#[tokio::test]
+async fn t12_what_is_given_up_for_others_is_done_again_and_nothing_else_is() {
+    let said = |code| StoreError::Database(sqlx::Error::Database(Box::new(Said(code))));
+    for (code, fails, tried, done) in
+        [("40001", 3, 4, true), ("40P01", 3, 4, true), ("40P01", 4, 4, false), ("23505", 1, 1, false)]
+    {
+        let tries = std::cell::Cell::new(0);
+        let once = async || {
+            tries.set(tries.get() + 1);
+            if tries.get() > fails { Ok(()) } else { Err(said(code)) }
+        };
+        let outcome: Result<(), StoreError> = repeated!(once());
+        assert_eq!((tries.get(), outcome.is_ok()), (tried, done), "{code}");
+    }
+}

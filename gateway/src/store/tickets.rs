@@ -16,9 +16,6 @@ pub(super) const OF_OWNER: &str = "SELECT count(*) FROM tickets WHERE kind = $1 
 const OF_KIND: &str = "SELECT count(*) FROM tickets WHERE kind = $1";
 pub(super) const COUNTED: &str = "SELECT count FROM counts WHERE name = $1 AND ends > $2";
 
-/// How often a write that met another one is tried.
-const TRIES: u32 = 4;
-
 /// A ticket.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ticket {
@@ -94,13 +91,7 @@ impl Store {
     /// # Errors
     /// The database's.
     pub async fn add_ticket(&self, ticket: &Ticket, most: Most, now: i64) -> Result<bool, StoreError> {
-        let mut tries = 1;
-        loop {
-            match self.try_to_add(ticket, most, now).await {
-                Err(error) if error.is_passing() && tries < TRIES => tries += 1,
-                done => return done,
-            }
-        }
+        repeated!(self.try_to_add(ticket, most, now))
     }
 
     async fn try_to_add(&self, ticket: &Ticket, most: Most, now: i64) -> Result<bool, StoreError> {
@@ -160,12 +151,9 @@ impl Store {
         by: By<'_>,
         change: impl FnOnce(Option<(&str, &[u8])>) -> Result<(Then, T), E>,
     ) -> Result<T, E> {
-        let (rest, name) = by.sql();
-        let lock = if self.backend == Backend::Postgres { " FOR UPDATE" } else { "" };
-        let sql = sqlx::AssertSqlSafe(format!("SELECT ticket_key, sealed FROM tickets {rest}{lock}"));
-        let mut together = Together::begin(&self.writers, self.begin()).await?;
-        let row = sqlx::query(sql).bind(kind).bind(name).fetch_optional(together.connection()).await;
-        let Some((key, sealed)) = row.map_err(StoreError::from)?.as_ref().map(worth).transpose()? else {
+        // What follows needs no lock that another may have.
+        let (mut together, found) = repeated!(self.lock_ticket(kind, by))?;
+        let Some((key, sealed)) = found else {
             together.roll_back().await?;
             return Ok(change(None)?.1);
         };
@@ -188,6 +176,17 @@ impl Store {
         done.map_err(StoreError::from)?;
         together.commit().await?;
         Ok(value)
+    }
+
+    /// A transaction that has a ticket, if it is there.
+    async fn lock_ticket(&self, kind: &str, by: By<'_>) -> Result<(Together, Option<(String, Vec<u8>)>), StoreError> {
+        let (rest, name) = by.sql();
+        let lock = if self.backend == Backend::Postgres { " FOR UPDATE" } else { "" };
+        let sql = sqlx::AssertSqlSafe(format!("SELECT ticket_key, sealed FROM tickets {rest}{lock}"));
+        let mut together = Together::begin(&self.writers, self.begin()).await?;
+        let row = sqlx::query(sql).bind(kind).bind(name).fetch_optional(together.connection()).await?;
+        let found = row.as_ref().map(worth).transpose()?;
+        Ok((together, found))
     }
 
     /// Deletes a ticket.
@@ -214,13 +213,7 @@ impl Store {
     /// # Errors
     /// The database's.
     pub async fn count_one(&self, of: (&str, &str), (now, ends): (i64, i64), most: i64) -> Result<(), StoreError> {
-        let mut tries = 1;
-        loop {
-            match self.try_to_count(of, (now, ends), most).await {
-                Err(error) if error.is_passing() && tries < TRIES => tries += 1,
-                done => return done,
-            }
-        }
+        repeated!(self.try_to_count(of, (now, ends), most))
     }
 
     async fn try_to_count(

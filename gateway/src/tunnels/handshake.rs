@@ -90,7 +90,10 @@ async fn authenticate(
         replicas: core.replicas.as_deref().map(Replicas::count),
     };
     if !core.admits() {
-        let message = "this gateway has lost its database, and cannot tell which clusters there are";
+        let message = match core.is_starting() {
+            true => "this gateway is starting, and does not know yet which clusters there are",
+            false => "this gateway has lost its database, and cannot tell which clusters there are",
+        };
         return Err(refuse(CloseCode::Overloaded, message.to_owned(), RETRY_BUSY));
     }
     let unauthorised = |message: String| refuse(CloseCode::Unauthorised, message, RETRY);

@@ -15,7 +15,8 @@ pub fn tests() -> Vec<(&'static str, crate::Test)> {
     crate::tests![
         t7_one_of_two_gateways_holds_a_name,
         t7_work_goes_on_at_another_gateway,
-        t7_sqlite_holds_without_a_write
+        t7_sqlite_holds_without_a_write,
+        t12_of_two_who_take_owners_away_one_waits_for_the_other,
     ]
 }
 
@@ -89,4 +90,28 @@ async fn t7_sqlite_holds_without_a_write(place: Place) {
     let (begun, mut says) = mpsc::channel(1);
     alone(&store, "work", &Shutdown::new(), || async { begun.send("a").await.unwrap() }).await;
     assert_eq!(says.recv().await, Some("a"));
+}
+
+async fn t12_of_two_who_take_owners_away_one_waits_for_the_other(place: Place) {
+    let [a, b] = [place.open().await, place.open().await];
+    if a.backend() == Backend::Sqlite {
+        return;
+    }
+    let first = a.owners_turn().await.unwrap();
+    let (said, mut heard) = mpsc::channel(2);
+    let second = tokio::spawn({
+        let said = said.clone();
+        async move {
+            let turn = b.owners_turn().await.unwrap();
+            said.send("the second has it").await.unwrap();
+            drop(turn);
+        }
+    });
+    let waits = "SELECT 'waits' FROM pg_locks WHERE locktype = 'advisory' AND NOT granted";
+    while place.texts(waits).await.is_empty() {}
+    said.send("the first is done").await.unwrap();
+    drop(first);
+    second.await.unwrap();
+    drop(said);
+    assert_eq!([heard.recv().await.unwrap(), heard.recv().await.unwrap()], ["the first is done", "the second has it"]);
 }

@@ -17,6 +17,7 @@ use gateway::{
 };
 use http::{Method, Request, StatusCode, header};
 use http_body_util::{BodyExt as _, Full};
+use secrecy::ExposeSecret as _;
 use serde_json::Value;
 
 use crate::place::{Place, cluster};
@@ -35,6 +36,8 @@ pub fn tests() -> Vec<(&'static str, crate::Test)> {
         the_files_of_a_folder_are_taken_over_once_and_never_read_again,
         a_folder_whose_files_another_store_has_is_no_authority,
         no_key_is_made_beside_clusters_that_have_pinned_one,
+        a_service_principal_signs_in_at_both_as_soon_as_it_is_made_and_at_neither_once_it_is_gone,
+        an_issuer_that_cannot_ask_its_store_goes_on_for_as_long_as_it_may,
         what_is_kept_of_an_issuer_is_sealed,
         a_lost_signing_key_is_replaced_when_told_and_only_then,
         many_who_start_at_once_have_one_key,
@@ -284,19 +287,63 @@ async fn a_user_added_by_a_command_signs_in_at_both_and_disabled_at_neither(plac
     let pair = pair(&place).await;
     let tokens = redeem(&pair.a, &code(&pair.a, &pair.b).await).await;
     let id = pair.documents.edit_users(|users| Ok(users.put("bob", &[], "other")?.id.clone())).await.unwrap();
-    pair.follow().await;
     for gateway in [&pair.a, &pair.b] {
         assert_eq!(password(gateway, "bob", "other").await.status, 200);
         assert!(gateway.is_in_force(&id));
     }
     pair.documents.edit_users(|users| users.set_disabled("ann", true)).await.unwrap();
     pair.documents.edit_users(|users| users.remove("bob").map(|_| ())).await.unwrap();
-    pair.follow().await;
     assert_eq!(refresh(&pair.b, &tokens["refresh_token"]).await["error"], "invalid_grant");
     for gateway in [&pair.a, &pair.b] {
         assert_eq!(password(gateway, "ann", "secret").await.json()["error"], "invalid_grant");
         assert!(!gateway.is_in_force(&id));
     }
+}
+
+async fn robot(issuer: &Issuer, id: &str, secret: &str) -> u16 {
+    let fields = [
+        ("grant_type", "client_credentials"),
+        ("client_id", id),
+        ("client_secret", secret),
+        ("scope", "https://gw.example/.default"),
+    ];
+    post(issuer, "/token", &fields).await.status.as_u16()
+}
+
+/// Neither gateway looks by itself here: they are asked at once.
+async fn a_service_principal_signs_in_at_both_as_soon_as_it_is_made_and_at_neither_once_it_is_gone(place: Place) {
+    let pair = pair(&place).await;
+    let make = |all: &mut Principals| all.create("robot", Duration::from_secs(3600), SystemTime::now());
+    let (made, secret) = pair.a.edit_principals(make).await.unwrap();
+    for gateway in [&pair.a, &pair.b] {
+        assert_eq!(robot(gateway, &made.client_id, secret.secret.expose_secret()).await, 200);
+    }
+    let id = made.object_id.clone();
+    pair.b.edit_principals(move |all| all.delete(&id).map(drop)).await.unwrap();
+    for gateway in [&pair.a, &pair.b] {
+        assert_eq!(robot(gateway, &made.client_id, secret.secret.expose_secret()).await, 401);
+    }
+}
+
+async fn an_issuer_that_cannot_ask_its_store_goes_on_for_as_long_as_it_may(place: Place) {
+    let (folder, stores) = (place.folder.path().join("a"), [place.open().await, place.open().await]);
+    let protector = Arc::new(Protector::open_or_create(&place.folder.path().join("store.key")).unwrap());
+    let mut issuers = Vec::new();
+    for (store, stale_for) in stores.iter().zip([Duration::ZERO, Duration::from_secs(300)]) {
+        let vault = Vault::new(store.clone(), Arc::clone(&protector));
+        issuers.push(Issuer::open_shared(settings(&folder), vault, false, stale_for).await.unwrap());
+    }
+    let make = |all: &mut Principals| all.create("robot", Duration::from_secs(3600), SystemTime::now());
+    let (made, secret) = issuers[0].edit_principals(make).await.unwrap();
+    let secret = secret.secret.expose_secret();
+    for issuer in &issuers {
+        assert_eq!(robot(issuer, &made.client_id, secret).await, 200);
+    }
+    for store in &stores {
+        store.close().await;
+    }
+    assert_eq!(robot(&issuers[0], &made.client_id, secret).await, 503, "it may have been withdrawn");
+    assert_eq!(robot(&issuers[1], &made.client_id, secret).await, 200);
 }
 
 async fn two_who_change_accounts_at_once_lose_no_change(place: Place) {

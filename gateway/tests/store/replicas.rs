@@ -21,6 +21,7 @@ use gateway::{
     replicas::{LEASE, Replicas, holders::Count, keep::Keeper},
     sessions::Sessions,
     store::{
+        StoreError,
         batch::{Batch, Expect},
         replicas::{Ear, Held, Line, TUNNELS_AT_ONCE, Told},
     },
@@ -41,6 +42,7 @@ pub fn tests() -> Vec<(&'static str, crate::Test)> {
         t12_tunnels_are_read_by_pages_and_then_only_what_has_changed,
         t12_what_ended_is_swept_and_what_left_is_gone_at_once,
         t12_what_one_replica_writes_the_others_hear,
+        t12_a_change_of_shared_documents_is_heard,
         t7_each_replica_knows_the_tunnels_of_the_others,
         t12_an_idle_replica_sends_one_statement_for_each_renewal,
         t12_the_earlier_of_two_with_one_name_is_fenced_at_once,
@@ -189,6 +191,7 @@ impl Played {
             sessions: Sessions::new(Arc::clone(&metrics)),
             metrics,
             statements: Arc::default(),
+            linked: Arc::new(|| Box::pin(async {})),
         });
         let shutdown = Shutdown::new();
         let running = tokio::spawn(Arc::clone(&keeper).run(shutdown.clone()));
@@ -216,6 +219,16 @@ impl Played {
 
 fn names(replicas: &[Arc<gateway::replicas::Replica>]) -> Vec<String> {
     replicas.iter().map(|replica| replica.name.clone()).collect()
+}
+
+async fn t12_a_change_of_shared_documents_is_heard(place: Place) {
+    let mut ear = Ear::open(&place.url).await.unwrap();
+    let (writer, played) = (place.open().await, Played::start(&place, "a").await);
+    let change = |_: Option<&[u8]>| Ok::<_, StoreError>((Some(b"sealed".to_vec()), ()));
+    writer.change_document("issuer/users", change).await.unwrap();
+    while ear.hear().await.unwrap() != Told::Documents {}
+    played.keeper.store.documents_change().await;
+    played.stop().await;
 }
 
 async fn t7_each_replica_knows_the_tunnels_of_the_others(place: Place) {

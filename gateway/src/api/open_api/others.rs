@@ -276,11 +276,21 @@ fn sessions() -> Items {
             "id": text(), "user": text(), "own": {"type": "boolean"}, "cluster": text(), "what": text(),
             "started": {"type": "string", "format": "date-time"},
             "ends": {"type": ["string", "null"], "format": "date-time"},
+            "replica": text(),
         },
     });
     let of = json!({"name": "cluster", "in": "query", "schema": {"type": "string"}, "description": "only sessions of this cluster, by its id"});
     let mut list = list_of(session.clone());
     list["properties"]["total"] = json!({"type": "integer"});
+    list["properties"]["incomplete"] = json!({
+        "type": "array",
+        "description": "gateways of which sessions are missing, and why",
+        "items": {
+            "type": "object",
+            "required": ["replica", "reason"],
+            "properties": {"replica": text(), "reason": text()},
+        },
+    });
     let (at, mut item) = one(&format!("{SESSIONS}/{{sessionId}}"), "get-session", session);
     item["delete"] = json!({"operationId": "end-session", "responses": responses(&[("204", json!({}))], true)});
     vec![with_query(SESSIONS, "list-sessions", list, &[of]), (at, item)]

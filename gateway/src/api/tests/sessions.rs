@@ -41,7 +41,7 @@ impl Open {
         let mut record = Record::open(AuditLog::nowhere(), Arc::new(Metrics::new()), id, peer, method);
         let snapshot = self.site.snapshots.load();
         let sessions = Some(Arc::clone(&self.sessions));
-        let site = Site { control: &self.site.control, snapshot: &snapshot, issuer: None, sessions };
+        let site = Site { control: &self.site.control, snapshot: &snapshot, issuer: None, sessions, hops: None };
         let path = request.uri().path().to_owned();
         let (head, body) = serve(site, id, &path, request, &mut record).await.into_parts();
         let body = body.collect().await.unwrap().to_bytes();

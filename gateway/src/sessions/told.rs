@@ -1,0 +1,80 @@
+//! A session as one replica tells another of it.
+
+use std::time::{Duration, SystemTime};
+
+use serde::{Deserialize, Serialize};
+
+use super::{Session, Sessions};
+use crate::identity::Principal;
+
+/// Sessions that one replica tells another at most. Those of the one who asks are told first.
+pub const MOST_ROWS: usize = 5_000;
+/// Sessions that are looked at for one list.
+pub const MOST_COUNTED: usize = 50_000;
+
+/// What is told of a session.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Row {
+    /// The request that it is, 32 hex digits.
+    pub id: String,
+    /// The issuer of the one whose it is, which access certificates have none of.
+    pub issuer: Option<String>,
+    /// What is unique there.
+    pub subject: String,
+    /// The same for people.
+    pub user: String,
+    /// The cluster's id.
+    pub cluster: String,
+    /// Method and path.
+    pub what: String,
+    /// When it began, in milliseconds since 1970.
+    pub started_ms: u64,
+    /// When the newest token that was shown ends, in seconds since 1970.
+    pub until: u64,
+}
+
+/// The sessions of one replica that another one asked for.
+#[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Told {
+    /// The sessions, up to [`MOST_ROWS`].
+    pub rows: Vec<Row>,
+    /// Those that there is no room for.
+    pub left_out: usize,
+}
+
+impl Sessions {
+    /// The sessions at a cluster, or at all: those of one user first.
+    pub fn told(&self, cluster: Option<&str>, (issuer, subject): (&str, &str)) -> Told {
+        let wanted = |session: &Session| cluster.is_none_or(|wanted| session.cluster.id.as_str() == wanted);
+        let all = self.matching(MOST_COUNTED, wanted);
+        let own = |session: &Session| match &session.principal {
+            Principal::User(identity) => identity.issuer == issuer && identity.subject == subject,
+            Principal::ServiceAccount(_) => false,
+        };
+        let (first, others): (Vec<_>, Vec<_>) = all.into_iter().partition(|session| own(session));
+        let left_out = (first.len() + others.len()).saturating_sub(MOST_ROWS);
+        let rows = first.iter().chain(&others).take(MOST_ROWS).map(|session| session.row()).collect();
+        Told { rows, left_out }
+    }
+}
+
+impl Session {
+    /// What is told of it.
+    pub fn row(&self) -> Row {
+        let (issuer, subject) = match &self.principal {
+            Principal::User(identity) => (Some(identity.issuer.clone()), identity.subject.clone()),
+            Principal::ServiceAccount(access) => (None, access.name.clone()),
+        };
+        let started = self.started.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        Row {
+            id: self.id.to_string(),
+            issuer,
+            subject,
+            user: self.principal.name().to_owned(),
+            cluster: self.cluster.id.as_str().to_owned(),
+            what: self.what(),
+            started_ms: u64::try_from(started.as_millis()).unwrap_or(u64::MAX),
+            until: self.deadline(Duration::ZERO),
+        }
+    }
+}
