@@ -142,6 +142,10 @@ impl Kind for SourceControlConfigurations {
         StatusCode::OK
     }
 
+    fn sends_secrets_to(&self, body: &Map<String, Value>) -> Option<String> {
+        Some(rules::origin(text(properties(body)?, "repositoryUrl")))
+    }
+
     fn check_name(&self, name: &str) -> Result<(), ErrorDetail> {
         if is_label(name, LONGEST_NAME) {
             return Ok(());
@@ -173,13 +177,6 @@ impl Kind for SourceControlConfigurations {
             texts(own, &mut faults);
             protected(own, &mut faults);
             credentials(own, &mut faults);
-            if let (Some(old), Some(stored)) = (old, writing.old)
-                && rules::origin(text(old, "repositoryUrl")) != rules::origin(text(own, "repositoryUrl"))
-            {
-                let sealed = stored.protected.as_deref();
-                let kept = sealed.and_then(|sealed| writing.control.unseal(writing.id.key(), sealed));
-                given_again(own, &kept.unwrap_or_default(), &mut faults);
-            }
             faults.truncate(FAULTS);
             if let Some(fault) = ErrorDetail::all(faults) {
                 return Err(fault.into());
@@ -302,27 +299,6 @@ fn credentials(own: &Map<String, Value>, faults: &mut Vec<ErrorDetail>) {
     } else {
         let why = "the repository's address is not one of https";
         ["httpsUser", "httpsKey"].iter().filter(|name| given(name)).for_each(|name| refuse(&protected(name), why));
-    }
-}
-
-/// Asks for those settings again that were kept and that the new address would be sent: who may write the configuration
-/// could learn them there otherwise.
-fn given_again(own: &Map<String, Value>, kept: &Value, faults: &mut Vec<ErrorDetail>) {
-    let origin = rules::origin(text(own, "repositoryUrl"));
-    let sent: &[&str] = match origin.split_once("://") {
-        Some(("https", _)) => &["httpsUser", "httpsKey"],
-        Some(("ssh", _)) => &["sshPrivateKey"],
-        _ => &[],
-    };
-    let given = own.get(PROTECTED).and_then(Value::as_object);
-    for name in sent {
-        let is_kept = kept[format!("properties.{PROTECTED}")].get(*name).is_some();
-        if is_kept && !given.is_some_and(|given| given.contains_key(*name)) {
-            let message = format!(
-                "The protected setting '{name}' was given for another scheme, host or port of repositoryUrl and is not taken over; give it again."
-            );
-            fault(faults, "InvalidCredentials", message, &format!("{PROTECTED}.{name}"));
-        }
     }
 }
 

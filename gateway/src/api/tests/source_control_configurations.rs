@@ -348,21 +348,21 @@ async fn g10_kept_secrets_are_not_sent_to_another_host() {
         body["properties"].as_object_mut().unwrap().remove("configurationProtectedSettings");
         body
     };
-    for url in ["https://mine.example/shop.git", "https://example.com:8443/shop.git"] {
-        let refused = site.source_control("PUT", "shop", Some(at(url))).await;
-        assert_eq!(refused.status, 400, "{url}");
-        let faults = refused.body["error"]["details"].as_array().unwrap();
-        let told: Vec<_> = faults.iter().map(|fault| (&fault["code"], &fault["target"])).collect();
-        let (code, targets) = (
-            json!("InvalidCredentials"),
-            ["httpsUser", "httpsKey"].map(|name| json!(format!("properties.configurationProtectedSettings.{name}"))),
-        );
-        assert_eq!(told, targets.iter().map(|target| (&code, target)).collect::<Vec<_>>(), "{}", refused.body);
-        assert!(refused.body.to_string().contains("give it again"), "{}", refused.body);
-    }
+    let refused = async |site: &Bench| {
+        for url in ["https://mine.example/shop.git", "https://example.com:8443/shop.git"] {
+            let answer = site.source_control("PUT", "shop", Some(at(url))).await;
+            assert_eq!((answer.status, answer.code()), (400, "InvalidCredentials"), "{url}: {}", answer.body);
+            assert_eq!(answer.body["error"]["target"], "properties.configurationProtectedSettings", "{}", answer.body);
+        }
+    };
+    refused(&site).await;
     // Another path of the same host is reached with the same credentials.
     assert_eq!(site.source_control("PUT", "shop", Some(at("https://example.com/other.git"))).await.status, 200);
     assert_eq!(site.pulled_settings().await, kept);
+    // Also when the gateway has them no more: the cluster does.
+    site.clock_ms.fetch_add(DUE_MS, Ordering::SeqCst);
+    site.control.forget_protected().await.unwrap();
+    refused(&site).await;
     let mut again = at("https://mine.example/shop.git");
     again["properties"]["configurationProtectedSettings"] =
         json!({"httpsUser": encode(b"me"), "httpsKey": encode(b"mine")});
@@ -371,4 +371,9 @@ async fn g10_kept_secrets_are_not_sent_to_another_host() {
         site.pulled_settings().await,
         [format!("httpsKey={}", encode(b"mine")), format!("httpsUser={}", encode(b"me"))]
     );
+    // None may go anywhere.
+    let mut none = at("https://other.example/shop.git");
+    none["properties"]["configurationProtectedSettings"] = json!({});
+    assert_eq!(site.source_control("PUT", "shop", Some(none)).await.status, 200);
+    assert_eq!(site.pulled().await.objects[0].protected, None);
 }
