@@ -8,6 +8,7 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
+use k8s_openapi::api::core::v1::Secret;
 use kube::{Client, ResourceExt as _, api::DeleteParams};
 use types::agent_api::ObjectState;
 
@@ -42,6 +43,7 @@ use crate::{
 /// The generations of Flux's objects, by kind and name.
 type Generations = HashMap<(FluxKind, String), i64>;
 
+const KEPT_KEY: &str = "the Secret of a generated key";
 /// How often everything is looked at though nothing changed, and while something waits.
 const LOOK: Duration = Duration::from_secs(30);
 const LOOK_SOON: Duration = Duration::from_secs(2);
@@ -542,36 +544,58 @@ impl<G: Gateway, K: Configurations> Converge<'_, G, K> {
         Ok(Some(Proxy { address: address.to_owned(), credentials }))
     }
 
-    /// The key of a configuration that has none of its own: the same one for its life.
+    /// The key of a configuration that has none of its own: the same one for its life. Of two processes that make one at
+    /// once, as before and after a partition of the network, that of the first is the key of both.
     async fn key(&self, item: &Item<K>) -> Result<KeyPair, Problem> {
+        let mut is_first = true;
+        loop {
+            if let Some(kept) = self.kept_key(item).await? {
+                return Ok(kept);
+            }
+            let not_kept = |err: String| Problem::of(Fault::Cluster, "KeyNotKept", err);
+            let pair = KeyPair::generate(&format!("towline/{}", item.name)).map_err(not_kept)?;
+            if self.store.keep_first(&self.key_secret(item, &pair)?, KEPT_KEY).await.map_err(not_kept)? {
+                return Ok(pair);
+            }
+            if !std::mem::take(&mut is_first) {
+                return Err(not_kept(format!(
+                    "{KEPT_KEY} comes and goes while it is written; something else writes it"
+                )));
+            }
+        }
+    }
+
+    /// The key that was made before.
+    async fn kept_key(&self, item: &Item<K>) -> Result<Option<KeyPair>, Problem> {
         let name = key_name::<K>(&item.name);
         let not_kept = |err: String| Problem::of(Fault::Cluster, "KeyNotKept", err);
         let found = self.store.secrets().get_opt(&name).await;
         let found = found.map_err(|err| not_kept(format!("the Secret {name} cannot be read: {}", chain(&err))))?;
+        let Some(secret) = found else { return Ok(None) };
         // The custom resource may have been made anew: the key would go with the one from before.
-        let is_own = found.as_ref().is_some_and(|secret| self.store.is_owned(&secret.metadata, item));
-        let kept = found.and_then(|secret| secret.data).and_then(|mut data| data.remove(CONTENT));
-        if let Some(kept) = kept {
-            let private: Option<String> = serde_json::from_slice(&kept.0).ok();
-            let pair = private.and_then(|private| KeyPair::read(private.as_bytes()));
-            if let Some(pair) = pair.as_ref().filter(|_| !is_own) {
-                self.keep_key(item, pair).await?;
-            }
-            // A new one would not be the one that the repository knows.
-            return pair.ok_or_else(|| {
-                Problem::stays("KeyUnreadable", format!("the key in Secret {name} was changed; remove that Secret, and give the new public key to the repository"))
-            });
+        let is_own = self.store.is_owned(&secret.metadata, item);
+        let kept = secret.data.and_then(|mut data| data.remove(CONTENT));
+        let private: Option<String> = kept.and_then(|kept| serde_json::from_slice(&kept.0).ok());
+        let pair = private.and_then(|private| KeyPair::read(private.as_bytes()));
+        if let Some(pair) = pair.as_ref().filter(|_| !is_own) {
+            let secret = self.key_secret(item, pair)?;
+            self.store.keep(secret, KEPT_KEY).await.map_err(not_kept)?;
         }
-        let pair = KeyPair::generate(&format!("towline/{}", item.name)).map_err(not_kept)?;
-        self.keep_key(item, &pair).await?;
-        Ok(pair)
+        // A new one would not be the one that the repository knows.
+        let unreadable = || {
+            let message = format!(
+                "the key in Secret {name} was changed; remove that Secret, and give the new public key to the repository"
+            );
+            Problem::stays("KeyUnreadable", message)
+        };
+        pair.map(Some).ok_or_else(unreadable)
     }
 
-    async fn keep_key(&self, item: &Item<K>, pair: &KeyPair) -> Result<(), Problem> {
+    fn key_secret(&self, item: &Item<K>, pair: &KeyPair) -> Result<Secret, Problem> {
         let not_kept = |err: String| Problem::of(Fault::Cluster, "KeyNotKept", err);
         let mut secret = content(&key_name::<K>(&item.name), &pair.private).map_err(not_kept)?;
         secret.metadata.owner_references = Some(vec![self.store.owner(item)]);
-        self.store.keep(secret, "the Secret of a generated key").await.map_err(not_kept)
+        Ok(secret)
     }
 
     /// Whether what is there is not what was made, or was not looked at for long.

@@ -15,7 +15,7 @@ use types::agent_api::{
     ProtectedSettings, encode,
 };
 
-use super::{FluxConfigs, FluxconfigAgent, config_agent::GitConfigs};
+use super::{FluxConfigs, FluxconfigAgent, config_agent::GitConfigs, key::KeyPair};
 use crate::{
     config::Gitops,
     identity::clock::{Clock, SharedClock, SystemClock},
@@ -25,6 +25,7 @@ use crate::{
         objects::{
             Kind as _,
             gateway::{Asked, Gateway},
+            store::CONTENT,
             testing::Map,
         },
     },
@@ -583,6 +584,23 @@ async fn g3_generated_key_is_the_same_for_the_life_of_a_configuration() {
     stage.map.change(config, json!({"metadata": {"uid": "another"}}));
     let key = "/api/v1/namespaces/towline/secrets/fluxconfig-web-key";
     stage.until("owned", || stage.get(key)["metadata"]["ownerReferences"][0]["uid"] == "another").await;
+}
+
+#[tokio::test]
+async fn g3_generated_key_is_that_of_the_process_that_was_first() {
+    let stage = Stage::new();
+    let key = "/api/v1/namespaces/towline/secrets/fluxconfig-web-key";
+    let first = KeyPair::generate("towline/web").unwrap();
+    let data = json!({ CONTENT: encode(&serde_json::to_vec(&first.private).unwrap()) });
+    stage.map.precede(key, json!({"metadata": {"name": "fluxconfig-web-key", "uid": "theirs"}, "data": data}));
+    let mut spec = properties("cluster", &["apps"]);
+    spec["gitRepository"] =
+        json!({"url": "ssh://git@git.example.org/app", "sshKnownHosts": encode(b"h ssh-ed25519 A")});
+    stage.wants(vec![object("web", 1, spec)]);
+    let shown = |one: &ObjectStatus| Some(one.details.as_ref()?["repositoryPublicKey"].as_str()?.to_owned());
+    stage.until("a key", || stage.last().as_ref().and_then(shown).is_some()).await;
+    assert_eq!(stage.last().as_ref().and_then(shown), Some(first.public));
+    assert_eq!(stage.get(key)["data"], data);
 }
 
 /// A source control configuration with these protected settings.

@@ -415,6 +415,15 @@ impl<K: Kind> Store<K> {
         Ok(())
     }
 
+    /// Writes a Secret that is not there yet; false where somebody else was first, whose one stays.
+    pub(crate) async fn keep_first(&self, secret: &Secret, what: &str) -> Result<bool, String> {
+        match self.secrets().create(&post::<K>(), secret).await {
+            Ok(_) => Ok(true),
+            Err(err) if is(&err, 409) => Ok(false),
+            Err(err) => Err(wrong(&format!("{what} cannot be written"), &err)),
+        }
+    }
+
     pub(crate) async fn keep(&self, secret: Secret, what: &str) -> Result<(), String> {
         let (api, what) = (self.secrets(), format!("{what} cannot be written"));
         let name = secret.metadata.name.clone().unwrap_or_default();

@@ -11,9 +11,13 @@ use http::{Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt as _, Full};
 use serde_json::{Value, json};
 
-/// Objects by path, and collections that are answered with an error.
+/// Objects by path, collections that are answered with an error, and what somebody else is about to create.
 #[derive(Clone, Default)]
-pub struct Map(Arc<Mutex<BTreeMap<String, Value>>>, Arc<Mutex<Option<(&'static str, StatusCode)>>>);
+pub struct Map(
+    Arc<Mutex<BTreeMap<String, Value>>>,
+    Arc<Mutex<Option<(&'static str, StatusCode)>>>,
+    Arc<Mutex<Option<(String, Value)>>>,
+);
 
 /// Plural names of what is kept.
 const COLLECTIONS: [&str; 13] = [
@@ -72,6 +76,11 @@ impl Map {
     /// Answers for this collection with this code from now on; for none.
     pub fn refuse(&self, collection: Option<(&'static str, StatusCode)>) {
         *self.1.lock().unwrap() = collection;
+    }
+
+    /// Somebody else creates this at a path just before the next creation there.
+    pub fn precede(&self, path: &str, object: Value) {
+        *self.2.lock().unwrap() = Some((path.to_owned(), object));
     }
 
     /// Changes what is at a path.
@@ -141,8 +150,16 @@ impl Map {
             }
             (&Method::POST, _) => {
                 let name = body["metadata"]["name"].as_str().unwrap().to_owned();
+                let path = format!("{path}/{name}");
+                if let Some((_, first)) = self.2.lock().unwrap().take_if(|(of, _)| *of == path) {
+                    objects.insert(path.clone(), first);
+                }
+                if objects.contains_key(&path) {
+                    let status = json!({"kind": "Status", "status": "Failure", "code": 409, "reason": "AlreadyExists", "message": "exists"});
+                    return (StatusCode::CONFLICT, status);
+                }
                 let object = made(body, &name);
-                objects.insert(format!("{path}/{name}"), object.clone());
+                objects.insert(path, object.clone());
                 (StatusCode::CREATED, object)
             }
             (&Method::GET, false) => objects.get(path).map_or(none, |object| (StatusCode::OK, object.clone())),
