@@ -70,7 +70,9 @@ fn g1_g2_configuration_is_created_changed_and_deleted_by_name() {
         "timeout=1h30m",
     ];
     let place = ["--scope", "namespace", "--namespace", "shop", "--interval", "1m", "--no-wait"];
-    let made = run(&["create"], &[&GIT[..], &place, &kustomizations].concat());
+    // Scripts for az name the type of the cluster.
+    let of_az = ["-t", "connectedClusters"];
+    let made = run(&["create"], &[&GIT[..], &place, &kustomizations, &of_az].concat());
     let properties = &made["properties"];
     assert_eq!(properties["gitRepository"]["repositoryRef"], json!({"branch": "main"}), "{made}");
     assert_eq!(properties["gitRepository"]["syncIntervalInSeconds"], 60);

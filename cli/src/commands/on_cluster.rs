@@ -25,6 +25,9 @@ pub struct OnCluster {
     /// Its resource group
     #[arg(short = 'g', long, value_name = "GROUP", value_parser = names::group)]
     pub resource_group: String,
+    /// Taken from scripts written for Azure's command; clusters have one type here
+    #[arg(short = 't', long = "cluster-type", value_name = "TYPE", value_parser = ["connectedClusters"], ignore_case = true, hide = true)]
+    _cluster_type: Option<String>,
 }
 
 impl OnCluster {

@@ -34,8 +34,8 @@ pub struct FluxConfigurations;
 pub const NAME: &str = "Microsoft.KubernetesConfiguration/fluxConfigurations";
 /// What they say where they need Flux.
 const NEEDING: Needing = Needing { kind: NAME, plural: ("flux configurations", "Flux configurations") };
-/// Characters of the name of a configuration with that of a kustomization and the hyphen between them: the values of labels
-/// in the cluster have 63 at most, and the agent there takes no more than this.
+/// Characters of the name of a configuration, also with that of a kustomization: with the hyphen between both they are the
+/// value of a label in the cluster, which has 63 at most.
 const LONGEST_NAME: usize = 62;
 /// Kustomizations of a configuration, and others that one depends on, at most.
 const KUSTOMIZATIONS: usize = 100;

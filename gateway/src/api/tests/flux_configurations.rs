@@ -290,12 +290,12 @@ async fn g1_a_change_of_scope_or_namespace_is_refused() {
 async fn g1_names_that_are_too_long_together_are_refused() {
     let site = site().await;
     let named = |length: usize| with(|own| own["kustomizations"] = json!({"k".repeat(length): {}}));
-    let (code, target) = site.refused(&"n".repeat(31), named(31)).await;
+    let (code, target) = site.refused(&"n".repeat(31), named(32)).await;
     assert_eq!(
         (code.as_str(), target),
-        ("InvalidKustomization", format!("properties.kustomizations.{}", "k".repeat(31)))
+        ("InvalidKustomization", format!("properties.kustomizations.{}", "k".repeat(32)))
     );
-    assert_eq!(site.flux("PUT", &"n".repeat(31), Some(named(30))).await.status, 201);
+    assert_eq!(site.flux("PUT", &"n".repeat(31), Some(named(31))).await.status, 201);
     let (_, target) = site.refused("shop", with(|own| own["kustomizations"] = json!({"A_b": {}}))).await;
     assert_eq!(target, "properties.kustomizations.A_b");
     let many: Map<String, Value> = (0..101).map(|n| (format!("k{n}"), json!({}))).collect();
@@ -532,12 +532,12 @@ async fn g8_protected_settings_are_kept_48_hours_also_when_some_are_given_again(
 }
 
 #[tokio::test]
-async fn g8_what_a_cluster_has_not_done_within_48_hours_has_failed_and_names_its_agent() {
+async fn g8_x4_what_a_cluster_has_not_done_within_48_hours_has_failed_and_names_its_agent() {
     let site = site().await;
     let made = site.flux("PUT", "shop", Some(git())).await;
     let told = json!({"complianceState": "Compliant"});
     site.tell_of("shop", ObjectStatus { details: Some(told), ..status(1, ObjectState::Updating) }).await;
-    site.clock_ms.fetch_add(DUE_MS + 1, Ordering::SeqCst);
+    site.clock_ms.fetch_add(DUE_MS + 3_600_000, Ordering::SeqCst);
     let operation = made.header("azure-asyncoperation").strip_prefix(URL).unwrap().to_owned();
     let ended = loop {
         let answer = site.call("owner", "GET", &operation, None).await;
@@ -553,6 +553,22 @@ async fn g8_what_a_cluster_has_not_done_within_48_hours_has_failed_and_names_its
     // The last that is known of what complies stays.
     assert_eq!((&own["provisioningState"], &own["complianceState"]), (&json!("Failed"), &json!("Compliant")));
     assert!(own["errorMessage"].as_str().unwrap().contains("48 hours"), "{own}");
+}
+
+#[tokio::test]
+async fn g8_x4_what_a_cluster_does_at_the_47th_hour_has_succeeded_and_stays_so_at_the_49th() {
+    const HOUR_MS: i64 = 3_600_000;
+    let site = site().await;
+    let made = site.flux("PUT", "shop", Some(git())).await;
+    site.clock_ms.fetch_add(47 * HOUR_MS, Ordering::SeqCst);
+    assert_eq!(site.flux("GET", "shop", None).await.body["properties"]["provisioningState"], "Creating");
+    let told = json!({"complianceState": "Compliant"});
+    site.tell_of("shop", ObjectStatus { details: Some(told), ..status(1, ObjectState::Succeeded) }).await;
+    let ended = site.ended("owner", made.header("azure-asyncoperation")).await;
+    assert_eq!(ended.body["status"], "Succeeded", "{}", ended.body);
+    site.clock_ms.fetch_add(2 * HOUR_MS, Ordering::SeqCst);
+    let shown = site.flux("GET", "shop", None).await;
+    assert_eq!(shown.body["properties"]["provisioningState"], "Succeeded", "{}", shown.body);
 }
 
 #[tokio::test]

@@ -388,10 +388,10 @@ pub(super) fn kustomizations(configuration: &str, own: &Map<String, Value>, faul
     let places: HashMap<&str, usize> = all.keys().enumerate().map(|(place, name)| (name.as_str(), place)).collect();
     for (name, kustomization) in all {
         let at = format!("kustomizations.{name}");
-        let length = configuration.len() + 1 + name.len();
+        let length = configuration.len() + name.len();
         if length > LONGEST_NAME {
             let message = format!(
-                "'{configuration}-{name}', the name of the kustomization in the cluster, has {length} characters; {LONGEST_NAME} is the limit."
+                "The names '{configuration}' and '{name}', which together name the kustomization in the cluster, have {length} characters; {LONGEST_NAME} is the limit."
             );
             fault(faults, "InvalidKustomization", message, &at);
         }
