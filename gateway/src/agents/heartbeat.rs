@@ -5,7 +5,7 @@ use http::StatusCode;
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 use types::agent_api::{AgentError, Heartbeat, HeartbeatAnswer, Upgrade, codes};
 
-use super::{Agent, Call, Reply, certificate::later, desired::wanted};
+use super::{Agent, Call, Reply, certificate::later, desired::wanted, objects::stored_key};
 use crate::{
     api_error::ApiError,
     cluster::upgrade::{State, mark},
@@ -35,8 +35,7 @@ pub async fn serve(call: &Call, agent: &Agent) -> Result<Reply, ApiError> {
     let now_ms = call.control.now_ms();
     let told = checked(call.message().await?, now_ms)?;
     let wanted = wanted(call, agent)?;
-    // Nothing is kept of a cluster of the configuration.
-    if call.control.snapshot().stored(&agent.cluster.key).is_some() {
+    if stored_key(call, agent)?.is_some() {
         keep(call, agent, &told, now_ms).await?;
     }
     Reply::json(&HeartbeatAnswer {

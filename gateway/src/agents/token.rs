@@ -6,7 +6,7 @@
 use http::{StatusCode, header};
 use types::agent_api::{Token, TokenRequest};
 
-use super::{Agent, Call, Reply, objects::key};
+use super::{Agent, Call, Reply, objects::stored_key};
 use crate::{api_error::ApiError, resources::extension};
 
 /// When to ask again while there is no issuer, in seconds.
@@ -38,7 +38,8 @@ pub async fn serve(call: &Call, agent: &Agent) -> Result<Reply, ApiError> {
 /// The object id and the resource's id of an extension in the agent's own cluster.
 async fn of_extension(call: &Call, agent: &Agent, name: &str) -> Result<(String, String), ApiError> {
     let shown: String = name.chars().take(100).collect();
-    let found = match extension::key_of(&key(agent)?, name) {
+    let cluster = stored_key(call, agent)?;
+    let found = match cluster.and_then(|cluster| extension::key_of(&cluster, name)) {
         Some(key) => call.control.store.get(&key).await?,
         None => None,
     };

@@ -388,8 +388,7 @@ impl Control {
         cluster: &str,
         question: &ProtectedQuestion,
     ) -> Result<ProtectedSettings, ApiError> {
-        let unknown = || ApiError::of(StatusCode::NOT_FOUND, "ResourceNotFound", "There is no such object.");
-        let stored = self.object_of(cluster, &question.id).await?.ok_or_else(unknown)?;
+        let stored = self.object_of(cluster, &question.id).await?.ok_or_else(unknown_object)?;
         if Object::of(&stored.body).protected.as_ref() != Some(&question.protected) {
             let message = "The object has other protected settings by now; ask for those.";
             return Err(ApiError::of(StatusCode::CONFLICT, "ProtectedSettingsChanged", message));
@@ -439,6 +438,11 @@ impl Control {
         }
         Ok(())
     }
+}
+
+/// The refusal to an agent that asks for an object which its cluster does not have.
+pub fn unknown_object() -> ApiError {
+    ApiError::of(StatusCode::NOT_FOUND, "ResourceNotFound", "There is no such object.")
 }
 
 /// The settings that are kept at a place: those of a map by their names, and a text by its place among the properties,

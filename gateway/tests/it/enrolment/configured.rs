@@ -140,6 +140,15 @@ async fn stored_cluster_counts_for_nothing_once_it_is_configured() {
     let mut off = resource(&key.public);
     off["properties"]["privateLinkState"] = json!("Enabled");
     site.put(id("edge").as_str(), off).await;
+    let secret = json!({"properties": {
+        "extensionType": "example.web", "configurationProtectedSettings": {"password": "hunter2-hunter2"},
+    }});
+    let web = format!("{}/providers/Microsoft.KubernetesConfiguration/extensions/web", id("edge"));
+    let owner = site.world.issuer.token("owner", &[], URL, SystemTime::now());
+    let made = site.http("PUT", &format!("{web}?api-version=2023-05-01"), Some(&owner), Some(secret), None).await;
+    assert_eq!(made.status, 201, "{}", made.text());
+    let store = &site.world.gateway.core().control.as_ref().unwrap().store;
+    let kept = store.get(&web.to_ascii_lowercase()).await.unwrap().unwrap();
     let tunnel = site.tunnel(&given).await;
     site.configure(&[shouted("edge")]).await;
 
@@ -169,6 +178,22 @@ async fn stored_cluster_counts_for_nothing_once_it_is_configured() {
     assert_eq!(ask(&agent.tunnel, Method::POST, paths::HEARTBEAT, &beat).await.0, 200);
     let (_, wanted) = ask(&agent.tunnel, Method::GET, paths::DESIRED, &Value::Null).await;
     assert_eq!(wanted["clusterConnect"], true, "{wanted}");
+    // Nor do they learn what lies below the resource, or say anything about it.
+    let question = json!({"id": web, "protected": kept.body["object"]["protected"]});
+    let (status, answer) = ask(&agent.tunnel, Method::POST, paths::PROTECTED, &question).await;
+    assert_eq!((status, &answer["error"]["code"]), (404, &json!("ResourceNotFound")), "{answer}");
+    let status = json!({"id": web, "generation": kept.body["object"]["generation"], "state": "Succeeded"});
+    let (_, answer) = ask(&agent.tunnel, Method::POST, paths::STATUSES, &json!({"objects": [status]})).await;
+    assert_eq!(answer["unknown"], json!([web]), "{answer}");
+    assert!(store.told(&kept.key).await.unwrap().is_none(), "what it told of that is not kept");
+    let line = json!({"id": web, "source": "pod", "position": {"nanos": 1, "nth": 1}, "level": "error"});
+    assert_eq!(ask(&agent.tunnel, Method::POST, paths::OBJECT_LOGS, &json!({"lines": [line]})).await.0, 204);
+    let (_, positions) = ask(&agent.tunnel, Method::GET, paths::OBJECT_LOGS, &Value::Null).await;
+    assert_eq!(positions, json!({"sources": {}}), "no line of it is kept");
+    let (_, objects) = ask(&agent.tunnel, Method::GET, paths::OBJECTS, &Value::Null).await;
+    assert_eq!(objects["objects"], json!([]));
+    let token = json!({"audience": URL, "extension": "web"});
+    assert_eq!(ask(&agent.tunnel, Method::POST, paths::TOKEN, &token).await.0, 409);
     let shown = site.api("GET", id("edge").as_str(), None).await.json();
     assert_ne!(shown["properties"]["agentVersion"], "by-hand", "{shown}");
     let snapshot = site.world.gateway.core().snapshots.load();
