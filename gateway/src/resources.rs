@@ -305,6 +305,12 @@ pub trait Kind: Send + Sync {
         writing: &'a Writing<'a>,
     ) -> BoxFuture<'a, Result<(), ApiError>>;
 
+    /// Whether a change (`new`: the body behind it) hands the resource to somebody who must not get what was given to
+    /// those who had it before: identities below it become others, and protected settings there must be given again.
+    fn passes_on(&self, _old: &Stored, _new: &Map<String, Value>) -> bool {
+        false
+    }
+
     /// What a new resource needs beside it.
     fn brings<'a>(&'a self, _writing: &'a Writing<'a>) -> BoxFuture<'a, Result<Option<Brought>, ApiError>> {
         Box::pin(async { Ok(None) })

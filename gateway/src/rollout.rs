@@ -19,7 +19,10 @@ use serde_json::{Map, Value, json};
 use types::api::ResourceId;
 
 use crate::{
-    api::{Call, write},
+    api::{
+        Call,
+        write::{self, Seen},
+    },
     api_error::ApiError,
     audit::AuditLog,
     control::{
@@ -31,7 +34,7 @@ use crate::{
     metrics::Metrics,
     resources::fleet_assignment::{
         self, Assignment, ROLLOUT, WITHDRAWAL,
-        members::{self, Fleet, REFUSED, Refusal, Refusals, State},
+        members::{self, Fleet, Member, REFUSED, Refusal, Refusals, State},
     },
     snapshot::Snapshot,
     store::{
@@ -386,7 +389,7 @@ impl Rollouts {
             let some: Vec<usize> = waiting.by_ref().take(some).collect();
             let mut writes: Vec<BoxFuture<'_, Result<(), Refused>>> = Vec::with_capacity(AT_ONCE);
             for place in &some {
-                writes.push(Box::pin(self.make(site, &fleet.members[*place].id, &body)));
+                writes.push(Box::pin(self.make(site, &fleet.members[*place], &body)));
             }
             let written = join_all(writes).await;
             for (place, written) in some.into_iter().zip(written) {
@@ -421,9 +424,9 @@ impl Rollouts {
 
     /// Makes what the assignment wants in a cluster, or changes what it made there, or what others did where it is for
     /// that; or why not.
-    async fn make(&self, site: &Site<'_>, cluster: &str, body: &Map<String, Value>) -> Result<(), Refused> {
+    async fn make(&self, site: &Site<'_>, member: &Member, body: &Map<String, Value>) -> Result<(), Refused> {
         let assignment = &site.assignment;
-        let id = format!("{cluster}/providers/{}/{}", assignment.kind.name(), assignment.name);
+        let id = format!("{}/providers/{}/{}", member.id, assignment.kind.name(), assignment.name);
         let id = ResourceId::parse(&id).map_err(|error| Refused::Broken(error.to_string()))?;
         if assignment.existing {
             let rolled = write::roll(&site.call(), &id, body, (&assignment.id, site.stored.revision)).await;
@@ -431,7 +434,9 @@ impl Rollouts {
             return rolled.map(drop).map_err(|error| Refused::of(&error));
         }
         let mark = Managed { by: assignment.id.as_str().to_owned(), template: assignment.template };
-        let made = write::manage(&site.call(), &id, body, (mark, site.stored.revision)).await;
+        let cluster = (member.key.clone(), member.revision);
+        let seen = Seen { assignment: site.stored.revision, cluster };
+        let made = write::manage(&site.call(), &id, body, (mark, seen)).await;
         self.record(&assignment.id, "PUT", id.as_str(), &made);
         made.map(drop).map_err(|error| Refused::of(&error))
     }

@@ -42,10 +42,19 @@ pub const ASSIGNMENT_CHANGED: &str = "FleetAssignmentChanged";
 enum Change {
     Replace(Map<String, Value>),
     Merge(Map<String, Value>),
-    /// As a fleet assignment of this revision wants it.
-    Manage(Map<String, Value>, Managed, i64),
+    /// As a fleet assignment wants it.
+    Manage(Map<String, Value>, Managed, Seen),
     /// Merged for a fleet assignment (its key) of this revision, which leaves the resource to its owners.
     Roll(Map<String, Value>, String, i64),
+}
+
+/// What a fleet assignment decided by.
+#[derive(Debug, Clone)]
+pub struct Seen {
+    /// Its own revision.
+    pub assignment: i64,
+    /// The cluster (its key), and the revision of that: with other agents it might get less.
+    pub cluster: (String, i64),
 }
 
 impl Change {
@@ -59,9 +68,17 @@ impl Change {
     /// The assignment that decides this, as it was read.
     fn decided_by(&self) -> Option<(String, i64)> {
         match self {
-            Self::Manage(_, mark, revision) => Some((mark.key(), *revision)),
+            Self::Manage(_, mark, seen) => Some((mark.key(), seen.assignment)),
             Self::Roll(_, key, revision) => Some((key.clone(), *revision)),
             Self::Replace(_) | Self::Merge(_) => None,
+        }
+    }
+
+    /// What else must be as it was read.
+    fn looked_at(&self) -> Option<(String, i64)> {
+        match self {
+            Self::Manage(_, _, seen) => Some(seen.cluster.clone()),
+            Self::Replace(_) | Self::Merge(_) | Self::Roll(..) => None,
         }
     }
 }
@@ -98,19 +115,19 @@ where
 }
 
 /// What a fleet assignment wants to be there: written as a PUT of it is, with the same checks. Whether it may was asked
-/// when somebody wrote the assignment; of that this is the revision, and with another one nothing is written
-/// ([`ASSIGNMENT_CHANGED`]).
+/// when somebody wrote the assignment; where that is not as it was seen any more, nothing is written
+/// ([`ASSIGNMENT_CHANGED`]), nor where its cluster is not.
 pub async fn manage(
     call: &Call<'_>,
     id: &ResourceId,
     body: &Map<String, Value>,
-    (mark, revision): (Managed, i64),
+    (mark, seen): (Managed, Seen),
 ) -> Result<Response<Body>, ApiError> {
     let (kind, version) = of_newest(call, id)?;
     kind.check_name(id.name())?;
     let checked = schema::check(kind.schema(), body)?;
     registrations::check(call.control, kind, id).await?;
-    change(call, kind, version, id, &Change::Manage(checked, mark, revision)).await
+    change(call, kind, version, id, &Change::Manage(checked, mark, seen)).await
 }
 
 /// What a fleet assignment changes of something that others made: written as a PATCH, with the fence of [`manage`]. The
@@ -246,6 +263,9 @@ async fn change(
             Err(Refused::Changed { key, .. }) if change.decided_by().is_some_and(|(by, _)| by == key) => {
                 return Err(assignment_changed());
             }
+            Err(Refused::Changed { key, .. }) if change.looked_at().is_some_and(|(at, _)| at == key) => {
+                return Err(ApiError::raced());
+            }
             // Somebody else was faster: what they wrote is looked at, unless the client insists on what it read.
             Err(Refused::Changed { .. } | Refused::NotEmpty { .. }) => {}
             Err(Refused::NoParent { .. }) => return Err(no_parent(call, id).await?),
@@ -310,8 +330,10 @@ async fn try_put(
         Some(Beside::Kept(key)) => standing.push(key),
         None => {}
     }
-    let as_read = change.decided_by().into_iter().collect();
-    let batch = Batch { puts, standing, as_read, begins, protected_until, ..Batch::default() };
+    let as_read = change.decided_by().into_iter().chain(change.looked_at()).collect();
+    let passes_on = old.filter(|old| stored.body.as_object().is_some_and(|new| kind.passes_on(old, new)));
+    let renews = passes_on.map(|old| old.key.clone()).into_iter().collect();
+    let batch = Batch { puts, standing, as_read, begins, protected_until, renews, ..Batch::default() };
     Ok(call.control.write(&batch).await?.map(|revision| {
         stored.revision = revision;
         (stored, operation)

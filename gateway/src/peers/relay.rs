@@ -76,16 +76,26 @@ async fn open(core: &Core, hop: Hop, bodiless: bool) -> Result<Stream, StreamCod
             }
             Ok(Err(error)) => {
                 tracing::debug!(tunnel = %tunnel, %error, "stream not opened; trying another tunnel");
-                match error {
-                    OpenError::Draining => tunnel.set_draining(),
-                    OpenError::TooManyStreams(_) => why = StreamCode::Limit,
-                    OpenError::Closed(_) => {}
+                if matches!(error, OpenError::Draining) {
+                    tunnel.set_draining();
+                }
+                if let Some(said) = not_opened(Some(&error)) {
+                    why = said;
                 }
             }
-            Err(_) => return Err(StreamCode::Deadline),
+            Err(_) => return Err(not_opened(None).unwrap_or(why)),
         }
     }
     Err(why)
+}
+
+/// What the other replica is told where a tunnel took no stream, if more than that there is none: `error`, or that it
+/// took too long. Each is a refusal, because nothing was sent and the request may go elsewhere.
+fn not_opened(error: Option<&OpenError>) -> Option<StreamCode> {
+    match error {
+        Some(OpenError::TooManyStreams(_)) | None => Some(StreamCode::Limit),
+        Some(OpenError::Draining | OpenError::Closed(_)) => None,
+    }
 }
 
 /// One direction.
@@ -261,6 +271,15 @@ mod tests {
             all.extend_from_slice(&chunk);
         }
         all
+    }
+
+    /// A code that is none would be answered as if the request may have been carried out, and nobody would repeat it.
+    #[test]
+    fn t12_a_stream_that_the_holder_could_not_open_in_time_is_a_refusal_that_passes() {
+        for error in [None, Some(OpenError::TooManyStreams(1)), Some(OpenError::Draining)] {
+            let code = not_opened(error.as_ref()).unwrap_or(StreamCode::NotHere);
+            assert!(code.is_refusal() && code.is_passing(), "{error:?}: {code}");
+        }
     }
 
     #[tokio::test]

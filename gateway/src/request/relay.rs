@@ -158,7 +158,7 @@ fn carry_out(
                 biased;
                 reason = session.ended() => {
                     down.recv.stop(StreamCode::Unauthorised);
-                    return Err(Refusal::new(Stage::Relay, Kind::Ended(reason)));
+                    return Err(ended(reason, repeatable));
                 }
                 () = reported(&mut up.unreadable) => {
                     down.recv.stop(StreamCode::NoMore);
@@ -241,6 +241,18 @@ fn carry_out(
         redirect::adapt(&request.address, &mut head.headers);
         Ok(answer(head, relayed))
     }
+}
+
+/// The session was ended while the request was at the cluster already. Where that says nothing about the right to it,
+/// only what is `repeatable` is answered so that clients repeat it by themselves.
+fn ended(reason: EndReason, repeatable: bool) -> Refusal {
+    let kind = match (reason, repeatable) {
+        (EndReason::Fenced | EndReason::Shutdown, false) => Kind::BrokenOff,
+        (EndReason::Fenced, true) => Kind::Fenced,
+        (EndReason::Shutdown, true) => Kind::Draining,
+        (reason, _) => Kind::Ended(reason),
+    };
+    Refusal::new(Stage::Relay, kind).because(reason.text())
 }
 
 fn bad_answer(why: &'static str) -> Refusal {

@@ -233,7 +233,7 @@ impl Refusal {
                 "ServiceUnavailable",
                 "this gateway is starting, and does not know yet who may reach this cluster; try again",
             ).after_a_second(),
-            Kind::Fenced | Kind::Ended(EndReason::Fenced) => {
+            Kind::Fenced => {
                 Answer::new(StatusCode::SERVICE_UNAVAILABLE, "ServiceUnavailable", EndReason::Fenced.text())
                     .after_a_second()
             }

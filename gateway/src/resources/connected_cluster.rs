@@ -259,7 +259,7 @@ impl Kind for ConnectedClusters {
             // Everything else in this program knows clusters by this id: one that it cannot express is none.
             cluster_id(writing.id)?;
             let old = writing.old.and_then(|old| old.body.as_object());
-            let principal = successor(body, old, writing).await?;
+            let agents = successor(body, old, writing).await?;
             wanted::check(properties_mut(body))?;
             let state = properties_mut(body).remove("provisioningState");
             let there = old.and_then(properties).and_then(|old| old.get("provisioningState"));
@@ -282,9 +282,24 @@ impl Kind for ConnectedClusters {
                 facts::unwrite(properties_mut(body), old, &agent.facts);
             }
             properties_mut(body).insert("provisioningState".to_owned(), json!("Succeeded"));
+            let principal = match agents {
+                Holder::Same(kept) => {
+                    keep_agents_since(body, agents_since(writing.old));
+                    kept
+                }
+                Holder::Others => {
+                    keep_agents_since(body, writing.now_ms.max(agents_since(writing.old) + 1));
+                    None
+                }
+            };
             identity(body, principal, &writing.control.settings.tenant);
             Ok(())
         })
+    }
+
+    /// To the holder of another key, who may be anybody that connects clusters.
+    fn passes_on(&self, old: &Stored, new: &Map<String, Value>) -> bool {
+        since(new) != agents_since(Some(old))
     }
 
     fn has_agents(&self) -> bool {
@@ -461,11 +476,41 @@ fn is_identified(body: &Map<String, Value>) -> bool {
     body.get("identity").is_some_and(|identity| identity["type"] == "SystemAssigned")
 }
 
-/// The object id that the written cluster's identity keeps; none: it gets a new one.
+/// Member of a stored body that says since when the cluster has agents that are others than those of before,
+/// milliseconds since 1970. No schema knows it, and so nobody is shown it.
+const AGENTS_SINCE: &str = "agentsSince";
+
+/// Since when a kept cluster has the agents that it has; zero where they are those that it was created for, or were
+/// chosen by somebody who may delete it. What was given to its agents before was given to others.
+pub fn agents_since(stored: Option<&Stored>) -> i64 {
+    stored.and_then(|stored| stored.body.as_object()).map_or(0, since)
+}
+
+fn since(body: &Map<String, Value>) -> i64 {
+    body.get(AGENTS_SINCE).and_then(Value::as_i64).unwrap_or_default()
+}
+
+fn keep_agents_since(body: &mut Map<String, Value>, at_ms: i64) {
+    match at_ms {
+        0 => drop(body.remove(AGENTS_SINCE)),
+        at_ms => drop(body.insert(AGENTS_SINCE.to_owned(), at_ms.into())),
+    }
+}
+
+/// Whose agents a written cluster has.
+enum Holder {
+    /// Those of before, or of somebody who may have all that is theirs: the identity with this object id stays. None:
+    /// there is none yet.
+    Same(Option<String>),
+    /// Others, who get an identity of their own, and nothing that was given to those of before.
+    Others,
+}
+
+/// Whose agents the written cluster has.
 ///
 /// Another key, or no identity any more, hands the cluster to other agents. While agents are connected they would be
-/// locked out
-///: refused. A caller who may delete the cluster could as well delete it and create it again: the identity
+/// locked out:
+/// refused. A caller who may delete the cluster could as well delete it and create it again: the identity
 /// stays. Any other caller
 /// - is refused while a certificate holds, and where the resource was made with a key that no agent has come with yet:
 ///   that key binds (R13), for everybody but who made the resource;
@@ -475,14 +520,14 @@ async fn successor(
     body: &Map<String, Value>,
     old: Option<&Map<String, Value>>,
     writing: &Writing<'_>,
-) -> Result<Option<String>, ApiError> {
+) -> Result<Holder, ApiError> {
     const DELETE: &str = "Microsoft.Kubernetes/connectedClusters/delete";
-    let Some(old) = old else { return Ok(None) };
+    let Some(old) = old else { return Ok(Holder::Same(None)) };
     let kept = old.get("identity").and_then(|identity| identity.get("principalId")).and_then(Value::as_str);
     let kept = kept.map(str::to_owned);
     let (before, now) = (key_text(old), key_text(body));
     if before == now && (is_identified(body) || !is_identified(old)) {
-        return Ok(kept);
+        return Ok(Holder::Same(kept));
     }
     let live = writing.control.is_live(&cluster_id(writing.id)?.key());
     let agent = writing.control.store.agent(writing.id.key()).await?;
@@ -500,7 +545,7 @@ async fn successor(
         .decide(caller.principals(), Plane::Control, &Action::new(DELETE), &scope, writing.now_ms / 1000)
         .is_ok()
     {
-        return Ok(kept);
+        return Ok(Holder::Same(kept));
     }
     let forbidden = || ApiError::forbidden(caller.name(), caller.object_id(), DELETE, scope.as_str());
     if certified {
@@ -511,7 +556,7 @@ async fn successor(
         error.detail.message += " The cluster was created with another public key, which no agent has enrolled with yet: enrol with that key.";
         return Err(error);
     }
-    Ok(None)
+    Ok(Holder::Others)
 }
 
 /// Whether a kept resource was created by this caller, who then gave its first key, too.

@@ -98,16 +98,23 @@ struct Kept {
     template: i64,
     /// Rises whenever somebody says that it is not paused.
     resumed: i64,
+    /// When all its protected settings were given last, milliseconds since 1970: clusters that have got other agents
+    /// since do not get them.
+    given: i64,
 }
 
 impl Kept {
     fn of(body: &Map<String, Value>) -> Option<Self> {
         let number = |name: &str| body.get(MEMBER)?.get(name)?.as_i64();
-        Some(Self { template: number("template")?, resumed: number("resumed")? })
+        let given = number("given").unwrap_or_default();
+        Some(Self { template: number("template")?, resumed: number("resumed")?, given })
     }
 
     fn keep(self, body: &mut Map<String, Value>) {
-        body.insert(MEMBER.to_owned(), json!({"template": self.template, "resumed": self.resumed}));
+        body.insert(
+            MEMBER.to_owned(),
+            json!({"template": self.template, "resumed": self.resumed, "given": self.given}),
+        );
     }
 }
 
@@ -131,6 +138,8 @@ pub struct Assignment {
     pub paused: bool,
     /// Whether secrets of the template are kept.
     pub has_secrets: bool,
+    /// When all of these were given last, milliseconds since 1970.
+    secrets_given: i64,
     /// Whether it gives a version to extensions that are there, and makes none.
     pub existing: bool,
     extension_type: String,
@@ -167,6 +176,7 @@ impl Assignment {
             resumed: kept.resumed,
             paused: rollout["paused"] == true,
             has_secrets: stored.protected.is_some(),
+            secrets_given: kept.given,
             percent: rollout["maxConcurrentPercent"].as_u64().unwrap_or(100),
             failures: rollout["maxFailures"].as_u64(),
             failures_percent: rollout["maxFailuresPercent"].as_u64(),
@@ -377,8 +387,12 @@ impl Kind for FleetAssignments {
             let mut kept = Kept::of(body)
                 .or_else(|| before.map(|before| Kept { resumed: before.resumed + 1, ..before }))
                 .unwrap_or_default();
-            if template(properties_mut(body), writing).await? {
+            let new = template(properties_mut(body), writing).await?;
+            if new.is_changed {
                 kept.template = writing.now_ms.max(kept.template + 1);
+            }
+            if new.gives_all {
+                kept.given = writing.now_ms;
             }
             kept.keep(body);
             properties_mut(body).insert("provisioningState".to_owned(), "Succeeded".into());
@@ -482,10 +496,19 @@ async fn room(writing: &Writing<'_>) -> Result<(), ApiError> {
     Err(ApiError::of(StatusCode::CONFLICT, "QuotaExceeded", message))
 }
 
+/// What a template is beside the one of before.
+#[derive(Default)]
+struct New {
+    /// It is another one, or brings protected settings that are not kept.
+    is_changed: bool,
+    /// It brings all protected settings that it has, also where the same are kept.
+    gives_all: bool,
+}
+
 /// Looks at a template as its kind looks at a resource in a cluster, with what is kept of its protected settings where it
-/// brings none. Whether it is another one than before, or brings such.
-async fn template(own: &mut Map<String, Value>, writing: &Writing<'_>) -> Result<bool, ApiError> {
-    let Some(Value::Object(template)) = own.get_mut("template") else { return Ok(false) };
+/// brings none.
+async fn template(own: &mut Map<String, Value>, writing: &Writing<'_>) -> Result<New, ApiError> {
+    let Some(Value::Object(template)) = own.get_mut("template") else { return Ok(New::default()) };
     let text = |name: &str| template.get(name).and_then(Value::as_str).unwrap_or_default().to_owned();
     let (name, kind_name) = (text("name"), text("type"));
     existing(template, &kind_name)?;
@@ -509,7 +532,7 @@ async fn template(own: &mut Map<String, Value>, writing: &Writing<'_>) -> Result
             return Err(refused.at("properties.template.existing"));
         }
         if old["properties"] == template["properties"] {
-            return Ok(false);
+            return Ok(New::default());
         }
     }
     let raw = Map::from_iter([("properties".to_owned(), template["properties"].clone())]);
@@ -520,6 +543,7 @@ async fn template(own: &mut Map<String, Value>, writing: &Writing<'_>) -> Result
         Some(Value::Object(kept)) => of_template(&kept),
         _ => Map::new(),
     };
+    let gives_all = !given.sent.is_empty() && given.replaces(&kept);
     // Who gives the same again changes nothing.
     let brings = given.sent.iter().any(|(place, value)| kept.get(place) != Some(value));
     if let Some(old) = old.filter(|_| !kept.is_empty() && !given.replaces(&kept)) {
@@ -540,11 +564,11 @@ async fn template(own: &mut Map<String, Value>, writing: &Writing<'_>) -> Result
     kind.write(&mut body, &inner).await.map_err(|error| in_template(error, None))?;
     let mut shown = body.clone();
     kind.split_protected(&mut shown);
-    let changed = brings || old.is_none_or(|old| Some(&old["properties"]) != shown.get("properties"));
+    let is_changed = brings || old.is_none_or(|old| Some(&old["properties"]) != shown.get("properties"));
     if let Some(properties) = body.remove("properties") {
         template.insert("properties".to_owned(), properties);
     }
-    Ok(changed)
+    Ok(New { is_changed, gives_all })
 }
 
 /// The id of what a template makes, in a cluster that cannot be there: none has such a name.

@@ -12,12 +12,18 @@ use super::{
     resources::{Stored, below, is_deleting, revision_of},
     statuses,
 };
+use crate::random;
 
 /// Entries of a batch at most, all four kinds together.
 pub const BATCH_ENTRIES: usize = 10_000;
 
 /// Of how many that hold it, one in the other, it is asked whether they are being deleted: more than any id has.
 const ANCESTORS: usize = 32;
+
+/// Rows below a key that are read at once.
+const ROWS_A_TURN: i64 = 4;
+pub(super) const BELOW: &str = "SELECT resource_key, body, CASE WHEN protected IS NULL THEN 0 ELSE 1 END FROM resources \
+                                WHERE resource_key > $1 AND resource_key < $2 ORDER BY resource_key LIMIT $3";
 
 /// Types that exist inside a cluster and not here. What lies at one of them (a role assignment at
 /// `<cluster>/namespaces/<name>`, feature Z6) is held by what holds that.
@@ -45,6 +51,9 @@ pub struct Batch {
     pub ends: Vec<Ended>,
     /// Until when the protected settings of what is put are kept, by its key; none: it has none any more.
     pub protected_until: Vec<(String, Option<i64>)>,
+    /// Keys of what has passed to others: what is below gets identities with other object ids, and its protected settings
+    /// go. Each is also put, and this is done last.
+    pub renews: Vec<String>,
     /// All of it only while this claim holds.
     pub claim: Option<Claim>,
 }
@@ -208,6 +217,9 @@ impl Batch {
         for (key, until) in &self.protected_until {
             statuses::keep_until(connection, key, *until).await?;
         }
+        for key in &self.renews {
+            renew(connection, applied.revision, key).await?;
+        }
         for operation in &self.begins {
             begin(connection, operation).await?;
         }
@@ -256,6 +268,41 @@ async fn put(connection: &mut AnyConnection, revision: i64, resource: &Stored, e
         .await?;
     agents::keep(connection, resource).await?;
     Ok(Ok(()))
+}
+
+/// Gives what is below a key identities with other object ids, and takes its protected settings away. A few rows at a
+/// time: there are hundreds below a cluster, of up to 256 KiB each.
+async fn renew(connection: &mut AnyConnection, revision: i64, key: &str) -> Result<(), StoreError> {
+    let (mut from, to) = below(key);
+    loop {
+        let rows = sqlx::query(BELOW).bind(&from).bind(&to).bind(ROWS_A_TURN).fetch_all(&mut *connection).await?;
+        for row in &rows {
+            let (key, text): (String, String) = (row.try_get(0)?, row.try_get(1)?);
+            let mut body = serde_json::from_str(&text).map_err(|error| StoreError::Row {
+                table: "resources",
+                reason: format!("the body of {key}: {error}"),
+            })?;
+            let has_secrets: i64 = row.try_get(2)?;
+            if new_identity(&mut body) || has_secrets != 0 {
+                let sql = "UPDATE resources SET revision = $1, body = $2, protected = NULL WHERE resource_key = $3";
+                let query = sqlx::query(sql).bind(revision).bind(body.to_string()).bind(&key);
+                query.execute(&mut *connection).await?;
+                statuses::keep_until(connection, &key, None).await?;
+            }
+            from = key;
+        }
+        if i64::try_from(rows.len()).is_ok_and(|count| count < ROWS_A_TURN) {
+            return Ok(());
+        }
+        tokio::task::yield_now().await;
+    }
+}
+
+/// Gives the identity of a body, if it has one, another object id. Whether it has one.
+fn new_identity(body: &mut Value) -> bool {
+    let identity = body.get_mut("identity").and_then(Value::as_object_mut);
+    let principal = identity.and_then(|identity| identity.get_mut("principalId"));
+    principal.map(|principal| *principal = random::guid().into()).is_some()
 }
 
 /// The first of those that hold something, the key of whose parent is given, which is being deleted.
@@ -411,8 +458,13 @@ fn check(batch: &Batch) -> Result<(), StoreError> {
         }
     }
     let operations = batch.begins.iter().flat_map(|operation| [&operation.id, &operation.resource]);
-    let others =
-        batch.deletes.iter().map(|(key, _)| key).chain(&batch.empty).chain(batch.ends.iter().map(|ended| &ended.id));
+    let others = batch
+        .deletes
+        .iter()
+        .map(|(key, _)| key)
+        .chain(&batch.empty)
+        .chain(&batch.renews)
+        .chain(batch.ends.iter().map(|ended| &ended.id));
     match operations.chain(others).find(|text| !is_text(text)) {
         Some(text) => fault(text, "it has a NUL character"),
         None => Ok(()),

@@ -14,7 +14,7 @@ async fn every_question_has_an_index() {
     let others = others.chain([statuses::ONE, statuses::EVENTS, statuses::ENDED, operations::WAKE]);
     let others = others.chain([logs::POSITIONS, logs::BEHIND, logs::NEWEST, logs::SIZES, logs::SIZES_OF_CLUSTER]);
     let others = others.chain([tickets::OF_PLACE, tickets::OF_OWNER, tickets::COUNTED]);
-    let others = others.chain([parts::OF, parts::LAST, parts::OTHERS]).map(str::to_owned);
+    let others = others.chain([parts::OF, parts::LAST, parts::OTHERS, batch::BELOW]).map(str::to_owned);
     let tickets = [tickets::BY_KEY, tickets::BY_ALIAS].map(|rest| format!("SELECT sealed FROM tickets {rest}"));
     let operations = [operations::ONE, operations::WAITING].map(operations::selected).into_iter();
     let operations = operations.chain([operations::FORGET.to_owned()]);

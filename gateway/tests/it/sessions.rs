@@ -8,6 +8,7 @@ use std::{
 
 use bytes::Bytes;
 use daemon::Task;
+use gateway::sessions::EndReason;
 use serde_json::json;
 use tokio::sync::Notify;
 use tunnel::transport::StreamError;
@@ -231,4 +232,37 @@ async fn an_operator_lists_and_ends_sessions() {
     world.quiet().await;
     assert_eq!(world.admin("DELETE", &format!("/sessions/{id}"), "").await.0, 404);
     assert_eq!(world.admin("DELETE", "/sessions/x", "").await.0, 400);
+}
+
+/// client-go sends again whatever is answered 503 with Retry-After, of any method: a Job would be created twice.
+#[tokio::test]
+async fn t12_request_at_the_cluster_when_its_replica_is_fenced_or_stops_is_repeated_only_if_it_changes_nothing() {
+    for reason in [EndReason::Fenced, EndReason::Shutdown] {
+        let world = World::new().await;
+        let agent = world.agent("a").await;
+        let token = world.token("ann", "a");
+        let (mut reads, mut writes, mut runs) = (world.user().await, world.user().await, world.user().await);
+        reads.send(get(&at("a", "/api/v1/pods"), &token, "")).await;
+        let read = agent.next().await;
+        let post = format!(
+            "POST {} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {token}\r\nContent-Length: 4\r\n\r\nbody",
+            at("a", "/apis/batch/v1/namespaces/x/jobs")
+        );
+        writes.send(post).await;
+        let mut written = agent.next().await;
+        assert_eq!(written.body().await, b"body");
+        let upgrade = "Connection: Upgrade\r\nUpgrade: SPDY/3.1\r\n";
+        runs.send(get(&at("a", "/api/v1/namespaces/x/pods/p/exec?command=sh"), &token, upgrade)).await;
+        let run = agent.next().await;
+
+        world.gateway.core().sessions.end_all(reason);
+        let answer = reads.answer().await;
+        assert_eq!((answer.status, answer.header("retry-after")), (503, Some("1")), "{}", answer.text());
+        for (what, user) in [("a body", &mut writes), ("a command", &mut runs)] {
+            let answer = user.answer().await;
+            assert_eq!((answer.status, answer.header("retry-after")), (502, None), "{what}: {}", answer.text());
+            assert!(answer.text().contains("may have been carried out"), "{what}: {}", answer.text());
+        }
+        drop((read, written, run));
+    }
 }

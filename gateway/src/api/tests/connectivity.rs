@@ -444,3 +444,74 @@ async fn another_key_is_another_identity_unless_the_writer_may_delete() {
     assert_eq!(write("owner", "expired", &keys[2]).await, (200, principal), "who may delete it");
     assert!(!site.snapshots.load().is_identity(&made), "the old identity is nobody's");
 }
+
+/// Below the cluster lie identities to which something was assigned, and secrets for its agents alone: the holder of
+/// another key would have all of them.
+#[tokio::test]
+async fn another_key_gets_no_identity_and_no_secret_that_is_below_the_cluster() {
+    const EXTENSIONS: &str = "Microsoft.KubernetesConfiguration/extensions";
+    let site = Bench::new().await;
+    site.group("g").await;
+    let scope = format!("/subscriptions/{SUBSCRIPTION}/resourceGroups/g");
+    assert_eq!(site.assign("onboarder", ONBOARDING, &scope, json!({})).await.status, 201);
+    let keyed = async |user: &str, key: &str| {
+        let mut body = new_cluster();
+        body["properties"]["agentPublicKeyCertificate"] = key.into();
+        site.call(user, "PUT", &cluster("g", "edge"), Some(body)).await.status
+    };
+    assert_eq!(keyed("owner", "").await, 201);
+    let at = |name: &str| format!("{}/providers/{EXTENSIONS}/{name}", cluster_id("g", "edge"));
+    let target = |name: &str| format!("{}?api-version=2025-03-01", at(name));
+    for (name, more) in
+        [("web", json!({"configurationProtectedSettings": {"password": "hunter2-hunter2"}})), ("plain", json!({}))]
+    {
+        let mut body = json!({"identity": {"type": "SystemAssigned"}, "properties": {"extensionType": "example.web"}});
+        body["properties"].as_object_mut().unwrap().extend(more.as_object().cloned().unwrap());
+        let made = site.call("owner", "PUT", &target(name), Some(body)).await;
+        assert_eq!(made.status, 201, "{}", made.body);
+    }
+    let role = site.assign("ann", CLUSTER_USER, &cluster_id("g", "edge"), json!({})).await;
+    let role = format!("{}?api-version=2022-04-01", role.body["id"].as_str().unwrap());
+    let role_before = site.call("owner", "GET", &role, None).await.body;
+    let principal = async |name: &str| {
+        let shown = site.call("owner", "GET", &target(name), None).await.body;
+        shown["identity"]["principalId"].as_str().unwrap().to_owned()
+    };
+    let key = cluster_id("g", "edge").to_ascii_lowercase();
+    let asked = async || {
+        let objects = site.control.objects(&key, Some(EXTENSIONS), None).await.unwrap().objects;
+        let web = objects.into_iter().find(|object| object.id == at("web")).unwrap();
+        let principal = web.principal_id.clone();
+        let question = types::agent_api::ProtectedQuestion { id: web.id, protected: web.protected.unwrap() };
+        (principal, site.control.protected_of(&key, &question).await.map(|given| given.settings))
+    };
+    let before = [principal("web").await, principal("plain").await];
+    assert_eq!(asked().await.1.unwrap()["password"], "hunter2-hunter2");
+
+    // Who may delete the cluster gives it to agents of their own choice.
+    assert_eq!(keyed("owner", &public_key()).await, 200);
+    assert_eq!([principal("web").await, principal("plain").await], before);
+    assert!(asked().await.1.is_ok());
+    assert_eq!(keyed("owner", "").await, 200);
+
+    assert_eq!(keyed("onboarder", &public_key()).await, 200);
+    let after = [principal("web").await, principal("plain").await];
+    for (old, new) in before.iter().zip(&after) {
+        let snapshot = site.snapshots.load();
+        assert!(old != new && !snapshot.is_identity(old) && snapshot.is_identity(new), "{old} {new}");
+    }
+    let (told, gone) = asked().await;
+    assert_eq!(told.as_ref(), Some(&after[0]), "its agents are told of the new one");
+    assert_eq!(gone.unwrap_err().detail.code, "ProtectedSettingsGone");
+    assert_eq!(site.call("owner", "GET", &role, None).await.body, role_before, "roles at the cluster are its users'");
+    assert!(site.call("owner", "GET", &cluster("g", "edge"), None).await.body.get("agentsSince").is_none());
+    // Whoever gives them again gives them to these agents.
+    let again = json!({"properties": {"configurationProtectedSettings": {"password": "another"}}});
+    assert_eq!(site.call("owner", "PATCH", &target("web"), Some(again)).await.status, 202);
+    assert_eq!(asked().await.1.unwrap()["password"], "another");
+    // And a further change of the cluster takes nothing.
+    let tags = json!({"tags": {"a": "b"}});
+    assert_eq!(site.call("onboarder", "PATCH", &cluster("g", "edge"), Some(tags)).await.status, 200);
+    assert!(asked().await.1.is_ok());
+    assert_eq!(principal("web").await, after[0]);
+}

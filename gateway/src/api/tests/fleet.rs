@@ -729,6 +729,54 @@ async fn g13_cluster_that_was_away_for_longer_than_secrets_are_kept_gets_them_ag
     assert_eq!((site.generation("a").await, site.counts("all").await[4]), (second, 1));
 }
 
+/// With the onboarding role alone somebody connected a cluster with a key of their own, and the assignment gave it what it
+/// had kept for the agents of before.
+#[tokio::test]
+async fn g13_cluster_with_another_key_gets_secrets_that_somebody_gives_again_and_no_others() {
+    const ONBOARDING: &str = "34e09817-6cbe-4d01-b1a2-e0eac5743d41";
+    let site = site(&["a", "b"]).await;
+    assert_eq!(site.assign("onboarder", ONBOARDING, &scope(Some("g")), json!({})).await.status, 201);
+    site.wants("all", secret()).await;
+    site.roll().await;
+    let key = cluster_id("g", "a").to_ascii_lowercase();
+    let asked = async || {
+        let there = site.control.objects(&key, Some(CONFIGURATIONS), None).await.unwrap().objects[0].clone();
+        let question = types::agent_api::ProtectedQuestion { id: there.id, protected: there.protected.unwrap() };
+        site.control.protected_of(&key, &question).await.map(|given| given.settings).map_err(|error| error.detail.code)
+    };
+    assert!(asked().await.unwrap().values().any(|value| value == SECRET));
+    site.later(1);
+    let mut other = new_cluster();
+    other["tags"] = json!({"ring": "one"});
+    other["properties"]["agentPublicKeyCertificate"] = super::connectivity::public_key().into();
+    assert_eq!(site.call("onboarder", "PUT", &cluster("g", "a"), Some(other)).await.status, 200);
+    let gone = Err("ProtectedSettingsGone".to_owned());
+    let refilled = async || {
+        site.says_why("a", ObjectState::Failed, "Non-Compliant", "ProtectedSettingsGone").await;
+        site.later(1);
+        let touched = json!({"tags": {"ring": "one", "n": site.control.now_ms().to_string()}});
+        assert_eq!(site.call("owner", "PATCH", &cluster("g", "a"), Some(touched)).await.status, 200);
+        site.roll().await;
+        asked().await
+    };
+    assert_eq!(refilled().await, gone);
+    // Nor with another template that brings none.
+    let mut newer = secret();
+    newer["properties"]["template"]["properties"]["gitRepository"]["repositoryRef"]["branch"] = "next".into();
+    let properties = newer["properties"]["template"]["properties"].as_object_mut().unwrap();
+    properties.remove("configurationProtectedSettings");
+    site.wants("all", newer.clone()).await;
+    site.roll().await;
+    assert_eq!(refilled().await, gone);
+    let failures = site.summary("all").await["failures"].clone();
+    assert_eq!((&failures[0]["code"], failures.as_array().unwrap().len()), (&json!("ClusterHasOtherAgents"), 1));
+    // The same ones: whoever gives them again knows whose the cluster is.
+    newer["properties"]["template"]["properties"]["configurationProtectedSettings"] = json!({"httpsKey": SECRET});
+    site.wants("all", newer).await;
+    site.roll().await;
+    assert!(refilled().await.unwrap().values().any(|value| value == SECRET));
+}
+
 #[tokio::test]
 async fn g13_pause_holds_removals_and_waves_bound_them() {
     const ALL: [&str; 4] = ["a", "b", "c", "d"];

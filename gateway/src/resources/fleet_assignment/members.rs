@@ -26,6 +26,8 @@ const AGAIN_MS: i64 = 5 * 60 * 1000;
 const PLACE_MS: i64 = 48 * 60 * 60 * 1000;
 /// What a cluster tells that was away for longer than the secrets of its configuration are kept.
 const SECRETS_GONE: &str = "ProtectedSettingsGone";
+/// The code of a cluster whose agents are others than those that the secrets were given for.
+const OTHER_AGENTS: &str = "ClusterHasOtherAgents";
 /// Clusters that refused it at most: with more, something is wrong with the assignment.
 pub const REFUSED: usize = 200;
 
@@ -75,6 +77,8 @@ pub struct Member {
     pub key: String,
     /// As it was created.
     pub id: String,
+    /// The revision of its resource.
+    pub revision: i64,
     /// How far it is.
     pub state: State,
     /// Whether it may be written now: nothing is in the way that only time takes away.
@@ -89,6 +93,8 @@ pub struct Member {
     tags: Option<Value>,
     /// Whether there is something in it that the assignment is to change.
     is_there: bool,
+    /// Whether the secrets of the template are not for it: they were given before it got the agents that it has.
+    is_another: bool,
 }
 
 impl Member {
@@ -178,6 +184,9 @@ pub async fn look(control: &Control, assignment: &Assignment, refused: &Refusals
                 commit: None,
                 is_finished: false,
                 is_there: false,
+                is_another: assignment.has_secrets
+                    && connected_cluster::agents_since(Some(&cluster)) > assignment.secrets_given,
+                revision: cluster.revision,
                 tags: cluster.body.get("tags").cloned(),
                 key: cluster.key,
                 id: cluster.id,
@@ -258,8 +267,9 @@ pub async fn look(control: &Control, assignment: &Assignment, refused: &Refusals
             let member = &mut fleet.members[*place];
             judge(member, told, assignment.kind.follows().is_some_and(|kind| kind.details.is_some()));
             let is_gone = member.why.as_ref().is_some_and(|(code, _)| code == SECRETS_GONE);
+            let late = now_ms - generation >= AGAIN_MS;
             // The assignment still has them; not at once again, whatever a cluster tells.
-            if member.state == State::Failed && is_gone && assignment.has_secrets && now_ms - generation >= AGAIN_MS {
+            if member.state == State::Failed && is_gone && assignment.has_secrets && (late || member.is_another) {
                 (member.state, member.why) = (State::Waiting, None);
             }
         }
@@ -273,6 +283,11 @@ pub async fn look(control: &Control, assignment: &Assignment, refused: &Refusals
     for member in fleet.members.iter_mut().filter(|member| member.state == State::Waiting) {
         if let Some(refusal) = refused.get(&member.key) {
             (member.state, member.why) = (State::Failed, Some(refusal.why.clone()));
+        }
+        if member.is_another {
+            let message = "The cluster has been connected with another key since the protected settings of this assignment were given, and does not get them: give all of them again (write the assignment with them) if it may have them.";
+            (member.state, member.is_ready) = (State::Failed, false);
+            member.why = Some((OTHER_AGENTS.to_owned(), message.to_owned()));
         }
     }
     // Clusters without such an extension have no part in it.
