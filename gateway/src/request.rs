@@ -174,16 +174,19 @@ pub async fn reach(
     }
     let (permit, session) = admit(core, &snapshot, &mut request, record).await?;
 
-    let mut not_told = Vec::new();
+    // Before others are asked: what one user may have open bounds what waits for them.
+    record.stage(Stage::Locate);
+    let slot_of_streams = core.slots.acquire(&permit, &core.limits())?;
+    // Boxed, because every request's future has the room for it.
+    let mut not_told = None;
     if request.address.endpoint == Endpoint::Refresh
         && let (Some(hops), Some(newest)) = (&core.hops, session.session().newest())
     {
         // Boxed: rare.
-        not_told = Box::pin(hops.tell_newest(newest)).await;
+        let names = Box::pin(hops.tell_newest(newest)).await;
+        not_told = HeaderValue::try_from(names.join(",")).ok().filter(|_| !names.is_empty()).map(Box::new);
     }
 
-    record.stage(Stage::Locate);
-    let slot_of_streams = core.slots.acquire(&permit, &core.limits())?;
     let tunnels = locate::locate(core, permit.cluster())?;
 
     record.stage(Stage::Open);
@@ -198,11 +201,9 @@ pub async fn reach(
         Box::pin(relay::relay(core, request, (head, opened), session, custody))
     };
     let mut answer = relayed.await?;
-    if !not_told.is_empty()
-        && let Ok(names) = HeaderValue::try_from(not_told.join(","))
-    {
+    if let Some(names) = not_told {
         // Sessions there are not extended.
-        answer.headers_mut().insert(HeaderName::from_static(UNCONFIRMED_BY), names);
+        answer.headers_mut().insert(HeaderName::from_static(UNCONFIRMED_BY), *names);
     }
     Ok(answer)
 }

@@ -363,7 +363,7 @@ fn extensions() -> anyhow::Result<()> {
 
     let connect = ["connect", "-n", "c1", "-g", GROUP, "--replicas", "1", "--skip-network-check"];
     let extensions = ["--extensions", "--catalogue-key", &public, "--allowed-extension-types", "example.web"];
-    site.refused(&[&connect[..], &["--extensions"]].concat(), "which keys sign the catalogue of extensions")?;
+    site.refused(&[&connect[..], &["--extensions"]].concat(), "the keys that sign the catalogue of extensions")?;
     site.refused(&[&connect[..], &["--extensions", "--catalogue-key", &key]].concat(), "--catalogue-key")?;
     site.refused(&[&connect[..], &["--catalogue-key", &public]].concat(), "extensions are off")?;
     same(&before).context("what is refused changes nothing")?;

@@ -155,7 +155,7 @@ fn by_token_again() -> anyhow::Result<()> {
         json!({"kind": "Secret", "metadata": {"name": "towline-identity-certificate", "namespace": "towline"}}),
     );
     let anew = connect("c1")?;
-    ensure!(anew.code == Some(0) && anew.err.contains("it is enrolled anew"), "{anew:?}");
+    ensure!(anew.code == Some(0) && anew.err.contains("the cluster is enrolled again"), "{anew:?}");
     ensure!(site.clusters()?.len() == 1 && objects.get(&identity).is_none(), "the old certificate is another's");
     without_an_answer(&site, &objects, &connect, &new_token)
 }

@@ -133,8 +133,7 @@ fn forced() -> anyhow::Result<()> {
     ensure!(site.clusters()?.len() == 1 && site.clusters()?[0]["name"] == "c1");
 
     let gone = site.ok(&[&unreached[..], &["--force"]].concat())?;
-    for text in ["warning: agents are not removed", "agents that run are left", "towline delete --force -n c1 -g edge"]
-    {
+    for text in ["warning: agents are not removed", "running agents are left", "towline delete --force -n c1 -g edge"] {
         ensure!(gone.err.contains(text), "{text}: {gone:?}");
     }
     ensure!(site.clusters()?.is_empty());

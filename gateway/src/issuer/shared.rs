@@ -246,7 +246,8 @@ impl Shared {
         let done = self.take_changes().await;
         match done {
             Ok(()) => *self.asked() = Asked { confirmed: asked, failed: None },
-            Err(Away) => self.asked().failed = Some(asked),
+            // The instant at which it failed: a store that hangs has taken longer than a failure counts for.
+            Err(Away) => self.asked().failed = Some(Instant::now()),
         }
         done
     }

@@ -449,8 +449,9 @@ async fn t12_what_another_replica_may_not_ask_is_refused_before_an_agent_sees_it
     // No such cluster; one without a tunnel.
     assert_eq!(refused(hop("nowhere")).await, StreamError::Reset(StreamCode::NotHere));
     assert_eq!(refused(hop("b")).await, StreamError::Reset(StreamCode::NotHere));
-    // A request that names no cluster; what is no message; a hop within a hop.
-    assert_eq!(refused(request()).await, StreamError::Reset(StreamCode::BadHead));
+    // A request to a cluster that names none is a question between replicas, of which this is not one.
+    assert_eq!(refused(request()).await, StreamError::Reset(StreamCode::UnknownRole));
+    // What is no message; a hop within a hop.
     assert_eq!(refused(Bytes::from_static(b"\0\0\0\x02\x01\x63")).await, StreamError::Reset(StreamCode::BadHead));
     let mut nested = tunnel::wire::message::Writer::begin(bytes::BytesMut::new(), tunnel::wire::hop::HOP);
     nested.bytes(cluster("a").key().as_bytes()).bytes(&hop("a"));

@@ -166,6 +166,8 @@ impl Role {
         match self {
             Self::Containers => Self::Container,
             Self::Volumes => Self::Volume,
+            // A merge of several: each is of the same kind.
+            Self::Container | Self::Volume | Self::VolumeImage => self,
             _ => Self::Other,
         }
     }

@@ -220,7 +220,7 @@ mod tests {
             (&any, "cluster", "web", url, None),
             (&any, "cluster", "towline", url, Some("the agents' own")),
             (&any, "cluster", "kube-system", url, Some("the cluster's own")),
-            (&any, "cluster", "a.b", url, Some("no name")),
+            (&any, "cluster", "a.b", url, Some("not a name")),
             (&any, "cluster", "flux-system", url, None),
             (&any, "namespace", "flux-system", url, Some("Flux's controllers")),
             (&scoped, "cluster", "web", url, Some("allowed_scopes")),

@@ -395,7 +395,10 @@ mod tests {
             let failure = typed.apply(&mut Values::default(), None, &settings).unwrap_err();
             format!("{:#}", failure.into_error())
         };
-        assert!(refused(typed(Some(true), &[], &[]), settings(None)).contains("nobody says which keys"));
+        assert!(
+            refused(typed(Some(true), &[], &[]), settings(None))
+                .contains("the keys that sign the catalogue of extensions are unknown")
+        );
         let named = settings(Some(CatalogueTrust { id: "a".to_owned(), keys: vec!["no key".to_owned()] }));
         assert!(refused(typed(Some(true), &[], &[]), named).contains("a key of the catalogue"));
         assert!(refused(typed(None, &[&key()], &[]), settings(None)).contains("extensions are off"));

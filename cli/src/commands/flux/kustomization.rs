@@ -393,7 +393,7 @@ mod tests {
             ("name=a substitute_from=Pod/x", "expected ConfigMap/NAME"),
             ("path=./a", "name=NAME is missing"),
             ("name=a b", "b is no KEY=VALUE"),
-            ("name=a color=red", "color is none of"),
+            ("name=a color=red", "color is not one of"),
             ("name=a prune=maybe", "prune is true or false"),
             ("name=a timeout=soon", "timeout: expected a span"),
             ("name=a interval=1m sync_interval=2m", "sync_interval is there twice"),
