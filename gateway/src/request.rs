@@ -172,22 +172,22 @@ pub async fn reach(
     if request.address.endpoint == Endpoint::WhoAmI {
         return Box::pin(whoami::serve(core, &snapshot, request, record)).await;
     }
-    let (permit, session) = admit(core, &snapshot, &mut request, record).await?;
-
-    // Before others are asked: what one user may have open bounds what waits for them.
-    record.stage(Stage::Locate);
-    let slot_of_streams = core.slots.acquire(&permit, &core.limits())?;
-    // Boxed, because every request's future has the room for it.
-    let mut not_told = None;
-    if request.address.endpoint == Endpoint::Refresh
-        && let (Some(hops), Some(newest)) = (&core.hops, session.session().newest())
-    {
-        // Boxed: rare.
-        let names = Box::pin(hops.tell_newest(newest)).await;
-        not_told = HeaderValue::try_from(names.join(",")).ok().filter(|_| !names.is_empty()).map(Box::new);
-    }
-
-    let tunnels = locate::locate(core, permit.cluster())?;
+    // A block, so that the future has no room for the right while the request lasts.
+    let (session, slot_of_streams, tunnels, not_told) = {
+        let (permit, session) = admit(core, &snapshot, &mut request, record).await?;
+        // Before others are asked: what one user may have open bounds what waits for them.
+        record.stage(Stage::Locate);
+        let slot_of_streams = core.slots.acquire(&permit, &core.limits())?;
+        let mut not_told = None;
+        if request.address.endpoint == Endpoint::Refresh
+            && let (Some(hops), Some(newest)) = (&core.hops, session.session().newest())
+        {
+            // Boxed: rare.
+            let names = Box::pin(hops.tell_newest(newest)).await;
+            not_told = HeaderValue::try_from(names.join(",")).ok().filter(|_| !names.is_empty()).map(Box::new);
+        }
+        (session, slot_of_streams, locate::locate(core, permit.cluster())?, not_told)
+    };
 
     record.stage(Stage::Open);
     let bodiless = request.upgrade.is_none() && request.body.as_ref().is_none_or(http_body::Body::is_end_stream);
