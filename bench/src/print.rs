@@ -2,7 +2,7 @@
 
 use std::io::{ErrorKind, Write};
 
-/// Results go to standard output. Whoever has read enough of them (`bench report | head`) is told no more; where they
+/// Results go to standard output. A reader that has read enough and closed the pipe (`bench report | head`) is no error; where they
 /// cannot be written for another reason, nothing that follows is worth anything.
 pub fn say(text: &str) {
     if let Err(error) = writeln!(std::io::stdout(), "{text}")

@@ -72,7 +72,7 @@ const GOODBYE: Duration = Duration::from_secs(2);
 
 /// Accepts connections until the gateway drains.
 pub async fn accept(core: Arc<Core>, listener: TcpListener) {
-    while let Some((socket, peer)) = accept::next(&core.shutdown, &listener, "users and agents").await {
+    while let Some((socket, peer)) = accept::next(core.shutdown.draining(), &listener, "users and agents").await {
         let peer = canonical(peer);
         let Some(admission) = core.admissions.connection(peer.ip(), &core.limits()) else {
             core.refusals.record(peer, Cause::Connections, "too many connections");

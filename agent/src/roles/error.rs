@@ -29,7 +29,7 @@ pub enum BuildError {
     /// TLS for reading the issuers' keys.
     #[error("the issuers of tokens")]
     Issuers(#[from] certs::tls::TlsError),
-    /// Nobody says who asks for tokens.
+    /// No apiserver is configured that could say which service account asks for a token.
     #[error(
         "identity_tokens: there is no way to the apiserver, which has to say who asks; set [cluster] kubeconfig, or leave it out"
     )]

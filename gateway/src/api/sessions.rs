@@ -1,6 +1,6 @@
 //! Open sessions, for whom they belong to and for who may see or end those of others at a cluster (`towline sessions`):
 //! below `/providers/Microsoft.Kubernetes/sessions`. A session that somebody may not see does not exist for them.
-//! Of several replicas each has sessions of its own, and whoever asks one of them is answered for all.
+//! Each of several replicas has sessions of its own. A replica that is asked answers for all of them.
 
 use std::{collections::HashMap, sync::Arc};
 

@@ -30,6 +30,7 @@ use types::{limits, version::Features};
 
 use super::{questions, relay};
 use crate::{
+    admission::accept::next,
     core::Core,
     hop::{
         Hops,
@@ -44,34 +45,19 @@ use crate::{
 /// Connections of other replicas at once. Each has [`LINKS`], and as many again while those of one certificate follow
 /// those of another.
 const CONNECTIONS: i64 = (2 * LINKS * MOST_REPLICAS) as i64;
-/// A pause after a failed accept (no file descriptors left), so that the loop does not spin.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// A certificate that ends later than this is looked at again then.
 const LONGEST_SLEEP: Duration = Duration::from_secs(24 * 3600);
 
 /// Accepts connections of other replicas until this one has drained its tunnels.
 pub async fn listen(core: Arc<Core>, hops: Arc<Hops>, listener: TcpListener) {
-    loop {
-        let accepted = tokio::select! {
-            biased;
-            () = hops.left() => return,
-            accepted = listener.accept() => accepted,
-        };
-        match accepted {
-            Ok((socket, peer)) => {
-                let (core, hops) = (Arc::clone(&core), Arc::clone(&hops));
-                core.tasks.clone().spawn("peer", async move {
-                    if let Err(error) = connection(&core, &hops, socket, peer).await {
-                        let cause = Cause::of(&error).unwrap_or(Cause::Tls);
-                        core.refusals.record(peer, cause, &format!("at the listener for replicas: {}", chain(&error)));
-                    }
-                });
+    while let Some((socket, peer)) = next(hops.left(), &listener, "other replicas").await {
+        let (core, hops) = (Arc::clone(&core), Arc::clone(&hops));
+        core.tasks.clone().spawn("peer", async move {
+            if let Err(error) = connection(&core, &hops, socket, peer).await {
+                let cause = Cause::of(&error).unwrap_or(Cause::Tls);
+                core.refusals.record(peer, cause, &format!("at the listener for replicas: {}", chain(&error)));
             }
-            Err(error) => {
-                tracing::warn!(%error, "cannot accept a connection of another replica");
-                tokio::time::sleep(ACCEPT_PAUSE).await;
-            }
-        }
+        });
     }
 }
 

@@ -21,7 +21,7 @@ const ANSWERS: [&str; 6] = ["not found", "unauthorized", "denied", "forbidden", 
 
 /// A registry of charts.
 pub struct Registry<'a> {
-    /// Pulls.
+    /// Runs `helm pull`.
     pub helm: &'a Helm,
     /// Reads the Secret.
     pub client: &'a Client,

@@ -91,7 +91,7 @@ fn config(mut config: Table, name: &str, [public, admin, peers]: [&str; 3]) -> a
     Ok(config)
 }
 
-/// An agent's settings for a tunnel to one gateway, whoever else there is.
+/// An agent's settings for a tunnel to one gateway, also where there are several.
 fn one_tunnel(config: &Path) -> anyhow::Result<PathBuf> {
     let text = std::fs::read_to_string(config).with_context(|| config.display().to_string())?;
     let mut settings: Table = text.parse()?;

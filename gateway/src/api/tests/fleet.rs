@@ -730,7 +730,7 @@ async fn g13_cluster_that_was_away_for_longer_than_secrets_are_kept_gets_them_ag
 }
 
 /// With the onboarding role alone somebody connected a cluster with a key of their own, and the assignment gave it what it
-/// had kept for the agents of before.
+/// had kept for the previous agents.
 #[tokio::test]
 async fn g13_cluster_with_another_key_gets_secrets_that_somebody_gives_again_and_no_others() {
     const ONBOARDING: &str = "34e09817-6cbe-4d01-b1a2-e0eac5743d41";
@@ -770,7 +770,7 @@ async fn g13_cluster_with_another_key_gets_secrets_that_somebody_gives_again_and
     assert_eq!(refilled().await, gone);
     let failures = site.summary("all").await["failures"].clone();
     assert_eq!((&failures[0]["code"], failures.as_array().unwrap().len()), (&json!("ClusterHasOtherAgents"), 1));
-    // The same ones: whoever gives them again knows whose the cluster is.
+    // The same values: the caller who gives them again knows whose the cluster is.
     newer["properties"]["template"]["properties"]["configurationProtectedSettings"] = json!({"httpsKey": SECRET});
     site.wants("all", newer).await;
     site.roll().await;

@@ -494,7 +494,7 @@ async fn g1_kept_secrets_do_not_follow_to_another_host() {
         assert_eq!(site.flux("PUT", "shop", Some(whole)).await.status, 400);
     };
     refused(&site).await;
-    // Also when the gateway has them no more: the cluster does.
+    // Also when only the cluster still has them, and the gateway does not.
     site.clock_ms.fetch_add(DUE_MS, Ordering::SeqCst);
     site.control.forget_protected().await.unwrap();
     refused(&site).await;

@@ -359,7 +359,7 @@ async fn g10_kept_secrets_are_not_sent_to_another_host() {
     // Another path of the same host is reached with the same credentials.
     assert_eq!(site.source_control("PUT", "shop", Some(at("https://example.com/other.git"))).await.status, 200);
     assert_eq!(site.pulled_settings().await, kept);
-    // Also when the gateway has them no more: the cluster does.
+    // Also when only the cluster still has them, and the gateway does not.
     site.clock_ms.fetch_add(DUE_MS, Ordering::SeqCst);
     site.control.forget_protected().await.unwrap();
     refused(&site).await;
