@@ -65,8 +65,9 @@ impl Stack {
         let id = self.info["clusters"][0]["id"].as_str().context("no id")?;
         let file = self.state().join("gateway.toml");
         std::fs::write(&file, without(&std::fs::read_to_string(&file)?, id))?;
-        // Before that its agent, which has the certificate of a resource, is refused.
-        eventually("the gateway has let the cluster go again, and its agent is back", Duration::from_secs(60), || {
+        // Before that its agent, which has the certificate of a resource, is refused; it may wait for twice 30 s then, for
+        // what a refusal says and for what it adds itself.
+        eventually("the gateway has let the cluster go again, and its agent is back", Duration::from_secs(120), || {
             Ok(!self.tunnels()?.is_empty())
         })
         .map(drop)
