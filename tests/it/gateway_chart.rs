@@ -8,7 +8,7 @@ use std::{
         Mutex,
         atomic::{AtomicBool, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context, ensure};
@@ -19,7 +19,7 @@ use tests::{
     cluster::cluster,
     kubectl::Kubectl,
     postgres::Postgres,
-    programs::{Output, binary, eventually, root, run, scratch},
+    programs::{Output, binary, eventually, pause_after, root, run, scratch},
     stack::note_secret,
 };
 
@@ -259,7 +259,9 @@ fn replicas() -> anyhow::Result<()> {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             while !stop.load(Ordering::Relaxed) {
+                let begun = Instant::now();
                 counts.lock().unwrap().add(&asked);
+                pause_after(begun);
             }
         });
         let outcome = under_load(&operator, &|more| install(&values, more));

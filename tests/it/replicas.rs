@@ -16,7 +16,7 @@ use tests::{
     apiserver::{Apiserver, answer},
     case::{Needs, alone, case},
     kubectl::Kubectl,
-    programs::{eventually, scratch},
+    programs::{eventually, pause_after, scratch},
     raw::Raw,
     replicas::{Replicas, Site},
     stack::note_secret,
@@ -311,6 +311,7 @@ fn load(replicas: &Replicas, site: &Site, token: &str, stop: &AtomicBool, counts
         count.fetch_add(1, Ordering::Relaxed);
         let took = usize::try_from(start.elapsed().as_millis()).unwrap_or(usize::MAX);
         counts.slowest_ms.fetch_max(took, Ordering::Relaxed);
+        pause_after(start);
     }
 }
 

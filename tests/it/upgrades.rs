@@ -19,7 +19,7 @@ use tests::{
     case::{Needs, installs},
     cluster::cluster,
     kubectl::Kubectl,
-    programs::{Output, binary, eventually, root, run, scratch},
+    programs::{Output, binary, eventually, pause_after, root, run, scratch},
     stack::grant_in_cluster,
 };
 
@@ -384,12 +384,14 @@ impl Going {
             let (mut count, mut failures) = (0, Vec::new());
             while !until.load(Ordering::Relaxed) {
                 count += 1;
+                let asked = Instant::now();
                 match kubectl.run(&["get", "--raw", "/version"]) {
                     Ok(output) if output.code == Some(0) => {}
                     Ok(output) => failures.push(output.err),
                     Err(error) => failures.push(format!("{error:#}")),
                 }
                 wrong.store(!failures.is_empty(), Ordering::Relaxed);
+                pause_after(asked);
             }
             (count, failures)
         });

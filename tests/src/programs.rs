@@ -201,11 +201,15 @@ pub fn eventually(
         if patience.over() {
             bail!("not within {within:?}: {what}");
         }
-        // Another process has no event to wait on: this is the poll's pace, not a guess at its speed. Asking takes at
-        // most a quarter of the time: a test that asks by kubectl without a pause takes most of a processor from what
-        // it waits for.
-        std::thread::park_timeout((asked.elapsed() * 3).clamp(Duration::from_millis(20), Duration::from_millis(500)));
+        // Another process has no event to wait on: this is the poll's pace, not a guess at its speed.
+        pause_after(asked);
     }
+}
+
+/// Between two questions of somebody who asks again and again: asking takes at most a quarter of the time. Who asks by
+/// kubectl without a pause takes most of a processor from what is asked about.
+pub fn pause_after(asked: Instant) {
+    std::thread::park_timeout((asked.elapsed() * 3).clamp(Duration::from_millis(20), Duration::from_millis(500)));
 }
 
 /// Runs a command to its end within a bound; returns exit code, standard output and standard error.
