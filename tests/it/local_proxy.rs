@@ -79,7 +79,7 @@ fn all_sessions(carrier: &'static str, protocol: Protocol) -> anyhow::Result<()>
     kubectl.ok(&["wait", "--for=condition=Ready", "pod/p", "--timeout=180s"])?;
     sessions::exec_exit_codes_and_stdin(&kubectl).context("exec")?;
     sessions::exec_with_a_terminal(&kubectl).context("exec with a terminal")?;
-    sessions::exec_output_is_whole(&kubectl, 5, sessions::LINES).context("whole output")?;
+    sessions::exec_output_is_whole(&kubectl, sessions::long_outputs(), sessions::LINES).context("whole output")?;
     sessions::attach(&kubectl).context("attach")?;
     sessions::logs_follow(&kubectl).context("logs")?;
     sessions::copy_there_and_back(&kubectl, 40_000_000).context("cp")?;
