@@ -209,7 +209,7 @@ pub fn eventually(
 /// Between two questions of somebody who asks again and again: asking takes at most a quarter of the time. Who asks by
 /// kubectl without a pause takes most of a processor from what is asked about.
 pub fn pause_after(asked: Instant) {
-    std::thread::park_timeout((asked.elapsed() * 3).clamp(Duration::from_millis(20), Duration::from_millis(500)));
+    std::thread::park_timeout((asked.elapsed() * 3).clamp(Duration::from_millis(20), Duration::from_secs(2)));
 }
 
 /// Runs a command to its end within a bound; returns exit code, standard output and standard error.
