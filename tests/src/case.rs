@@ -37,13 +37,13 @@ pub fn full() -> bool {
 /// How a test runs beside others.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum Manner {
-    /// It works: four at a time.
+    /// It works: three at a time.
     Works,
     /// It waits for the most part, for what programs do by their own clocks: eight at a time.
     Waits,
     /// It looks at the whole cluster before and after, because it installs into it: no other may change anything there.
     Installs,
-    /// It loads the machine, and bears that others slow it down: beside none but those that install.
+    /// It loads the machine: alone, for those that install wait for apiservers which it would starve.
     Loads,
     /// It measures what others would slow down: alone.
     Alone,
@@ -69,7 +69,7 @@ impl Manner {
     /// How much of the floor it takes.
     fn share(self) -> u32 {
         match self {
-            Self::Works => WHOLE / 4,
+            Self::Works => WHOLE / 3,
             Self::Waits => WHOLE / 8,
             Self::Installs | Self::Loads | Self::Alone => WHOLE,
         }
@@ -128,9 +128,9 @@ impl Lane {
 /// How many tests may be begun: more than may run, so that who waits for the floor holds up nobody behind it.
 pub const BEGUN: usize = 64;
 
-/// What there is to share. A test that works takes a quarter: beside four clusters with a test each, five at a time kept
-/// two cores busy to the last, and each test waited longer for all others.
-const WHOLE: u32 = 8;
+/// What there is to share. A test that works takes a third: beside three clusters with a test each, more at a time keep two
+/// cores no busier, and each test waits longer for all others, some of them longer than they may.
+const WHOLE: u32 = 24;
 
 /// Who comes first goes first, so that those that need it whole get their turn.
 struct Floor {
@@ -220,8 +220,8 @@ pub fn installs(
     made(name.into(), needs, Manner::Installs, run)
 }
 
-/// A test that loads the machine, and asserts no time that the machine's load could change. It runs beside tests that
-/// install, which wait for their own pods for the most part, and beside no other.
+/// A test that loads the machine, and asserts no time that the machine's load could change. It runs alone, before those
+/// that measure.
 pub fn loads(
     name: impl Into<String>,
     needs: Needs,
@@ -273,7 +273,7 @@ fn made(
     let shown = name.clone();
     Trial::test(name, move || {
         let _floor = FLOOR.take(manner.share());
-        let _machine = Machine::take(manner == Manner::Alone).map_err(failed)?;
+        let _machine = Machine::take(matches!(manner, Manner::Loads | Manner::Alone)).map_err(failed)?;
         let before = (manner == Manner::Installs).then(Before::look).transpose().map_err(failed)?;
         let start = Instant::now();
         let outcome = bounded(run);
