@@ -54,6 +54,8 @@ use crate::{
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 /// The same, where the database tells at once what others write, and a lease's renewal what was not heard.
 const LOOK_AS_REPLICA: Duration = Duration::from_secs(30);
+/// How long the question for what is new may take.
+const CHANGES_WITHIN: Duration = Duration::from_secs(15);
 /// How long an answer to a write waits until decisions know of it, at every replica.
 const CATCH_UP: Duration = Duration::from_secs(2);
 /// How a gateway that is no replica is named among those that have not confirmed a write.
@@ -144,6 +146,14 @@ pub struct Control {
     revision: watch::Sender<i64>,
     decided: watch::Sender<i64>,
     operations: watch::Sender<()>,
+    anew: Anew,
+}
+
+/// How often everything was asked to be read anew, and which of these is done.
+#[derive(Default)]
+struct Anew {
+    asked: watch::Sender<u64>,
+    done: watch::Sender<u64>,
 }
 
 impl Control {
@@ -178,6 +188,7 @@ impl Control {
             revision: watch::Sender::new(0),
             decided: watch::Sender::new(0),
             operations: watch::Sender::new(()),
+            anew: Anew::default(),
         };
         control.keep_configured().await?;
         control.read_all().await?;
@@ -271,10 +282,41 @@ impl Control {
         Ok(())
     }
 
+    /// Reads everything anew, and completes when decisions know it: what is known has revisions of a database that went
+    /// back, whose numbers now stand for other writes. It completes later if it is cancelled, and never if nobody
+    /// follows the store.
+    pub async fn read_anew(&self) {
+        let mut asked = 0;
+        self.anew.asked.send_modify(|count| {
+            *count += 1;
+            asked = *count;
+        });
+        // Held by this.
+        let _ = self.anew.done.subscribe().wait_for(|done| *done >= asked).await;
+    }
+
+    /// Reads everything anew if that was asked for. Whether it was.
+    async fn read_if_asked(&self) -> Result<bool, StoreError> {
+        let asked = *self.anew.asked.borrow();
+        if *self.anew.done.borrow() >= asked {
+            return Ok(false);
+        }
+        self.store.went_back().await?;
+        self.read_all().await?;
+        self.tell_followers(None);
+        self.anew.done.send_replace(asked);
+        Ok(true)
+    }
+
     /// Takes what is new. Whether there was something.
     async fn read_new(&self) -> Result<bool, StoreError> {
+        if self.read_if_asked().await? {
+            return Ok(true);
+        }
         let known = self.directory();
-        let changes = match self.store.changes(known.revision()).await? {
+        // A database that vanished without a word answers never, and another connection leads to its successor.
+        let changes = tokio::time::timeout(CHANGES_WITHIN, self.store.changes(known.revision())).await;
+        let changes = match changes.unwrap_or_else(|_| Err(sqlx::Error::PoolTimedOut.into()))? {
             Changes::Since(changes) if changes.is_empty() => return Ok(false),
             Changes::Since(changes) => changes,
             Changes::TooOld => {
@@ -313,7 +355,7 @@ impl Control {
 
     /// Keeps what is in memory up to date until the gateway stops.
     pub async fn follow(self: Arc<Self>, shutdown: Shutdown) {
-        let mut written = self.store.watch();
+        let (mut written, mut anew) = (self.store.watch(), self.anew.asked.subscribe());
         loop {
             let mut look_every = if self.replicas.get().is_some() { LOOK_AS_REPLICA } else { LOOK_EVERY };
             match self.read_new().await {
@@ -328,6 +370,7 @@ impl Control {
                 biased;
                 () = shutdown.closed() => return,
                 _ = written.changed() => {}
+                _ = anew.changed() => {}
                 () = tokio::time::sleep(look_every) => {}
             }
         }

@@ -549,8 +549,16 @@ fn keeper(core: &Core) -> Option<Arc<Keeper>> {
         metrics: Arc::clone(&core.metrics),
         sessions: Arc::clone(&core.sessions),
         statements: Arc::default(),
+        read_anew: read_anew(Arc::clone(control)),
         linked: linked(core.hops.clone()),
     }))
+}
+
+fn read_anew(control: Arc<Control>) -> Arc<dyn Fn() -> BoxFuture<'static, ()> + Send + Sync> {
+    Arc::new(move || {
+        let control = Arc::clone(&control);
+        Box::pin(async move { control.read_anew().await })
+    })
 }
 
 /// Waits until the agents that have tunnels here take no more streams on them, and have a tunnel to another replica, or

@@ -32,7 +32,10 @@ use tokio::{
 use types::ids::ClusterKey;
 
 use self::holders::{Count, Holders, Number};
-use crate::{config::replicas::Replicas as Settings, store::Store};
+use crate::{
+    config::replicas::Replicas as Settings,
+    store::{Store, replicas::Serving},
+};
 
 /// How long a lease lasts from each renewal on, by the database's clock.
 pub const LEASE: Duration = Duration::from_secs(10);
@@ -342,20 +345,24 @@ impl Replicas {
     }
 
     /// Waits until every other replica whose lease lasts has applied a revision, at most until `deadline`. The names of
-    /// those that have not told so by then; one that ended meanwhile is not among them.
+    /// those that have not told so by then, and of those that cannot read it and may go on with what they know
+    /// (`stale_for`, which replicas have alike). One that ended or gave its lease back meanwhile is not among them.
     pub async fn unconfirmed(&self, store: &Store, revision: i64, deadline: Instant) -> Vec<String> {
+        let serving = || store.serving_replicas(LEASE, self.settings().stale_for);
         // The rows and not what is in memory: a replica that started a moment ago may not be known here yet. One that
         // starts after this reads the store only then.
-        let rows = match tokio::time::timeout_at(deadline, store.living_replicas(LEASE)).await {
+        let rows = match tokio::time::timeout_at(deadline, serving()).await {
             Ok(Ok(rows)) => rows,
             _ => return self.others().iter().map(|replica| replica.name.clone()).collect(),
         };
         let mut progress = self.progress.subscribe();
-        let mut waiting: Vec<Waiting> = rows
+        let behind = rows.into_iter().filter(|row| row.name != self.name() && row.applied < revision);
+        let (alive, stale): (Vec<Serving>, Vec<Serving>) = behind.partition(|row| row.alive);
+        let mut waiting: Vec<Waiting> = alive
             .into_iter()
-            .filter(|(name, _, applied)| name != self.name() && *applied < revision)
-            .map(|(name, generation, _)| Waiting { name, generation, was_known: false })
+            .map(|row| Waiting { name: row.name, generation: row.generation, was_known: false })
             .collect();
+        let mut unconfirmed: Vec<String> = stale.into_iter().map(|row| row.name).collect();
         loop {
             let known = self.known.load_full();
             waiting.retain_mut(|one| {
@@ -370,24 +377,24 @@ impl Replicas {
                 }
             });
             if waiting.is_empty() {
-                return Vec::new();
+                return unconfirmed;
             }
             if waiting.iter().any(|one| !one.was_known) {
                 self.look.notify_one();
             }
             let now = Instant::now();
             if now >= deadline {
-                return waiting.into_iter().map(|one| one.name).collect();
+                unconfirmed.extend(waiting.into_iter().map(|one| one.name));
+                return unconfirmed;
             }
             let next = deadline.min(now + LOOK_AGAIN);
             if tokio::time::timeout_at(next, progress.changed()).await.is_err()
-                && let Ok(Ok(rows)) = tokio::time::timeout_at(deadline, store.living_replicas(LEASE)).await
+                && let Ok(Ok(rows)) = tokio::time::timeout_at(deadline, serving()).await
             {
                 // What was told was not heard, such as after a connection that was lost.
                 let confirmed = |one: &Waiting| {
-                    rows.iter().any(|(name, generation, applied)| {
-                        *name == one.name && *generation == one.generation && *applied >= revision
-                    })
+                    rows.iter()
+                        .any(|row| row.name == one.name && row.generation == one.generation && row.applied >= revision)
                 };
                 waiting.retain(|one| !confirmed(one));
             }

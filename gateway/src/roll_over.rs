@@ -64,6 +64,11 @@ pub enum RollOverError {
         /// The ids of the first ones.
         named: Vec<String>,
     },
+    /// Nobody knows who would be cut off.
+    #[error(
+        "the store of [api] is not there, so that nobody can say which clusters still live on the old authority: run this where the gateway's configuration names its store (with PostgreSQL, postgres_url_file), or give --force if no gateway has ever started on it"
+    )]
+    NoStore,
     /// Files of certificates.
     #[error("the certificates")]
     Certificates(#[from] LoadError),
@@ -176,7 +181,8 @@ pub async fn status(config: &Config, store: Option<&Store>, now: SystemTime) -> 
 /// Takes the old one away.
 ///
 /// # Errors
-/// [`RollOverError`]; [`RollOverError::Living`] while clusters live on it, unless `force`.
+/// [`RollOverError`]; unless `force`, [`RollOverError::Living`] while clusters live on it, and [`RollOverError::NoStore`]
+/// where there is no store to ask.
 pub async fn finish(
     config: &Config,
     store: Option<&Store>,
@@ -189,6 +195,9 @@ pub async fn finish(
     }
     if state.others.is_empty() {
         return Err(RollOverError::NotBegun);
+    }
+    if config.api.is_some() && store.is_none() && !force {
+        return Err(RollOverError::NoStore);
     }
     let (count, named) = living(&state, store, now).await?;
     if count > 0 && !force {
@@ -305,7 +314,9 @@ mod tests {
         );
         assert_ne!(present(&config).name(), old.name());
         assert!(matches!(renew::certificate(&config, now), Err(RenewError::UnderWay)));
-        let done = finish(&config, None, now, false).await.unwrap();
+        // On a folder alone, such as that of a gateway in Kubernetes, nobody knows of its clusters.
+        assert!(matches!(finish(&config, None, now, false).await, Err(RollOverError::NoStore)));
+        let done = finish(&config, None, now, true).await.unwrap();
         assert_eq!(done["certificate"]["names"][0], "gateway.example.org");
         let config = Config::load(&file).unwrap();
         crate::checks::files(&config).unwrap();

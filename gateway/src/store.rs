@@ -346,6 +346,17 @@ impl Store {
         });
     }
 
+    /// The database went back: what is newest is what it has now, and the next revision is news although its number is
+    /// known.
+    ///
+    /// # Errors
+    /// When the database cannot be read.
+    pub async fn went_back(&self) -> Result<(), StoreError> {
+        let newest = self.revision().await?;
+        self.newest.send_replace(newest);
+        Ok(())
+    }
+
     /// Copies the whole database into a file that does not exist yet, while others read and write (SQLite only). The
     /// file is there when all of it is.
     pub async fn backup(&self, to: &Path) -> Result<(), StoreError> {

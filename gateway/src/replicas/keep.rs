@@ -8,7 +8,7 @@ use std::{
     collections::HashMap,
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -37,7 +37,7 @@ const GATHER: Duration = Duration::from_millis(25);
 const RETRY: Duration = Duration::from_millis(500);
 /// How long the row of a cluster without a tunnel is kept, so that the others read that it has none.
 const KEEP_GONE: Duration = Duration::from_secs(60);
-/// How long the row of a replica is kept that does not renew it.
+/// How long the row of a replica is kept that does not renew it, and admits nothing by what it knows any more.
 const KEEP_ENDED: Duration = Duration::from_secs(600);
 /// How often such rows are looked for.
 const SWEEP_EVERY: Duration = Duration::from_secs(60);
@@ -47,6 +47,8 @@ const FENCE_LOOK: Duration = Duration::from_secs(1);
 const LOOK_GAP: Duration = Duration::from_millis(20);
 /// How long a replica that starts waits for links to the others.
 const LINKS_WITHIN: Duration = Duration::from_secs(2);
+/// How long a renewal waits until everything is read anew. The lease ends meanwhile if that takes longer.
+const READ_ANEW: Duration = Duration::from_secs(30);
 /// How long giving the lease back may take at the end.
 const LEAVE: Duration = Duration::from_secs(2);
 
@@ -68,6 +70,8 @@ pub struct Keeper {
     pub sessions: Arc<Sessions>,
     /// Statements that were sent.
     pub statements: Arc<AtomicU64>,
+    /// Reads all that decisions need anew, and completes when they know it.
+    pub read_anew: Arc<dyn Fn() -> BoxFuture<'static, ()> + Send + Sync>,
     /// Completes when there are links to the others.
     pub linked: Arc<dyn Fn() -> BoxFuture<'static, ()> + Send + Sync>,
 }
@@ -81,6 +85,8 @@ struct Calls {
     learned: AtomicBool,
     /// And all of their tunnels.
     loaded: watch::Sender<bool>,
+    /// The number of the last change of the own tunnels that the database has confirmed.
+    confirmed: AtomicI64,
 }
 
 impl Keeper {
@@ -139,7 +145,8 @@ impl Keeper {
             self.figures();
             if swept.elapsed() > SWEEP_EVERY && self.is_first() {
                 swept = Instant::now();
-                if let Err(error) = line.sweep(KEEP_ENDED).await {
+                let serves = LEASE.saturating_add(self.replicas.settings().stale_for);
+                if let Err(error) = line.sweep(serves.saturating_add(KEEP_ENDED)).await {
                     tracing::debug!(%error, "rows of replicas that have ended cannot be deleted");
                 }
             }
@@ -191,8 +198,11 @@ impl Keeper {
             tracing::info!(replica = replicas.name(), generation, address, "this replica has a lease");
         }
         let own = (replicas.name(), replicas.generation());
-        let applied = *self.known.borrow();
+        let (applied, confirmed) = (*self.known.borrow(), calls.confirmed.load(Ordering::Acquire));
         let renewal = line.renew(own, applied, LEASE).await?;
+        if line.was_promoted() || renewal.revision < applied {
+            return self.begin_anew(line, renewal.revision).await;
+        }
         if !renewal.renewed {
             let later = renewal.rows.iter().any(|row| row.name == own.0 && row.generation > own.1);
             if later {
@@ -205,10 +215,32 @@ impl Keeper {
             return Ok(true);
         }
         self.learn(&renewal, calls);
+        let row = renewal.rows.iter().find(|row| (row.name.as_str(), row.generation) == own);
+        if row.is_some_and(|row| row.changed < confirmed) {
+            tracing::warn!("the database lacks tunnels of this replica that it had confirmed: they are written again");
+            self.tunnels.share();
+        }
         self.store.written_elsewhere(renewal.revision);
         if replicas.admits() || self.is_current(renewal.revision, calls).await {
             replicas.renewed(own.1, asked);
         }
+        Ok(true)
+    }
+
+    /// The database lacks what it had confirmed: another one was promoted, or it was restored. Its revisions stand for
+    /// other writes than the same numbers did, so that everything is read anew, and told anew under a new start.
+    async fn begin_anew(&self, line: &mut Line, revision: i64) -> Result<bool, StoreError> {
+        tracing::error!(
+            revision,
+            known = *self.known.borrow(),
+            "the database is another one, or lacks what was written last: everything is read anew"
+        );
+        if tokio::time::timeout(READ_ANEW, (self.read_anew)()).await.is_err() {
+            return Err(sqlx::Error::PoolTimedOut.into());
+        }
+        line.caught_up();
+        self.replicas.joined(0);
+        self.replicas.look.notify_one();
         Ok(true)
     }
 
@@ -261,7 +293,7 @@ impl Keeper {
             }
             let learned = calls.learned.load(Ordering::Acquire);
             let done = async {
-                self.write(&mut line, &mut own).await?;
+                self.write(&mut line, &mut own, calls).await?;
                 self.read(&mut line, &mut others).await
             };
             match done.await {
@@ -276,13 +308,14 @@ impl Keeper {
         }
     }
 
-    async fn write(&self, line: &mut Line, own: &mut Own) -> Result<(), StoreError> {
+    async fn write(&self, line: &mut Line, own: &mut Own, calls: &Calls) -> Result<(), StoreError> {
         let start = (self.replicas.name(), self.replicas.generation());
         if start.1 == 0 || self.replicas.is_superseded() {
             return Ok(());
         }
         if own.generation != start.1 {
             *own = Own { generation: start.1, ..Own::default() };
+            calls.confirmed.store(0, Ordering::Release);
         }
         let moved = self.tunnels.take_moved(TUNNELS_AT_ONCE as usize);
         let count = |count: usize| u16::try_from(count).unwrap_or(u16::MAX);
@@ -307,6 +340,7 @@ impl Keeper {
             self.replicas.look.notify_one();
             return Err(StoreError::Row { table: "replicas", reason: "this replica has none".to_owned() });
         }
+        calls.confirmed.fetch_max(own.changed, Ordering::AcqRel);
         if rows.iter().any(|row| row.users == 0 && row.others == 0) {
             own.gone.get_or_insert((own.changed, Instant::now() + KEEP_GONE));
         }

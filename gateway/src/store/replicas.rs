@@ -29,6 +29,8 @@ const STATEMENT: Duration = Duration::from_secs(4);
 const MOST_ROWS: i64 = 257;
 /// Clusters whose tunnels are written, or read, at once.
 pub const TUNNELS_AT_ONCE: u32 = 2000;
+/// The first eight digits of a segment's name are its timeline.
+const TIMELINE: &str = "SELECT left(pg_walfile_name(pg_current_wal_lsn()), 8)";
 /// Told of a write: its revision.
 const REVISIONS: &str = "towline_revisions";
 /// Told of a change of documents that several gateways share.
@@ -153,6 +155,10 @@ enum Bind<'a> {
 pub struct Line {
     options: AnyConnectOptions,
     connection: Option<AnyConnection>,
+    /// The database's timeline, which a standby that is promoted begins anew; `None` where the database does not say.
+    timeline: Option<String>,
+    /// Whether that has changed.
+    promoted: bool,
     /// Statements that were sent, for tests and figures.
     pub statements: Arc<AtomicU64>,
 }
@@ -165,7 +171,7 @@ impl Line {
     pub fn new(url: &str) -> Result<Self, StoreError> {
         sqlx::any::install_default_drivers();
         let options = AnyConnectOptions::from_str(url)?.disable_statement_logging();
-        Ok(Self { options, connection: None, statements: Arc::default() })
+        Ok(Self { options, connection: None, timeline: None, promoted: false, statements: Arc::default() })
     }
 
     async fn connected(&mut self) -> Result<AnyConnection, StoreError> {
@@ -176,7 +182,24 @@ impl Line {
         let settings = "SET lock_timeout = '3s'; SET statement_timeout = '4s'; \
                         SET idle_in_transaction_session_timeout = '5s';";
         sqlx::raw_sql(settings).execute(&mut connection).await?;
+        // Whoever is promoted has no connection of before. A database that works otherwise, or refuses, does not say.
+        let timeline: Option<String> = sqlx::query_scalar(TIMELINE).fetch_one(&mut connection).await.ok();
+        if timeline.is_some() {
+            self.promoted |= self.timeline.is_some() && self.timeline != timeline;
+            self.timeline = timeline;
+        }
         Ok(connection)
+    }
+
+    /// Whether a standby was promoted since [`Self::caught_up`]: it may lack what was written last, and give the same
+    /// revisions to other writes.
+    pub fn was_promoted(&self) -> bool {
+        self.promoted
+    }
+
+    /// What was known of the database before its promotion is forgotten.
+    pub fn caught_up(&mut self) {
+        self.promoted = false;
     }
 
     /// Sends one statement, and waits for its rows for a bounded time.
@@ -444,6 +467,19 @@ impl Ear {
     }
 }
 
+/// A replica that may answer users.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Serving {
+    /// Its name.
+    pub name: String,
+    /// Which of its starts.
+    pub generation: i64,
+    /// The newest revision that its decisions know.
+    pub applied: i64,
+    /// Whether its lease lasts. It cannot read what is written where not.
+    pub alive: bool,
+}
+
 /// What of the rows an operator is shown: the rows, the newest revision, and tunnels by replica.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Overview {
@@ -456,17 +492,27 @@ pub struct Overview {
 }
 
 impl Store {
-    /// Names, generations and applied revisions of replicas whose leases last now.
+    /// Replicas that may answer users now: those whose leases last, and those whose leases ended no longer than `stale`
+    /// ago and were not given back, for they go on with what they know.
     ///
     /// # Errors
     /// When the database cannot be read.
-    pub async fn living_replicas(&self, lease: Duration) -> Result<Vec<(String, i64, i64)>, StoreError> {
-        let lasts = lasts("$1");
-        let sql = format!("SELECT name, generation, applied FROM replicas r WHERE {lasts} ORDER BY name LIMIT $2");
-        let lease = i64::try_from(lease.as_millis()).unwrap_or(i64::MAX);
-        let query = sqlx::query(sqlx::AssertSqlSafe(sql)).bind(lease).bind(MOST_ROWS);
-        let rows = query.fetch_all(&self.readers).await?;
-        rows.iter().map(|row| Ok((row.try_get(0)?, row.try_get(1)?, row.try_get(2)?))).collect()
+    pub async fn serving_replicas(&self, lease: Duration, stale: Duration) -> Result<Vec<Serving>, StoreError> {
+        let (alive, serves) = (lasts("$1"), lasts("$2"));
+        let sql = format!(
+            "SELECT name, generation, applied, CASE WHEN {alive} THEN 1 ELSE 0 END::bigint FROM replicas r \
+             WHERE {serves} ORDER BY name LIMIT $3"
+        );
+        let milliseconds = |time: Duration| i64::try_from(time.as_millis()).unwrap_or(i64::MAX);
+        let query = sqlx::query(sqlx::AssertSqlSafe(sql))
+            .bind(milliseconds(lease))
+            .bind(milliseconds(lease.saturating_add(stale)))
+            .bind(MOST_ROWS);
+        let serving = |row: &AnyRow| {
+            let (name, generation, applied) = (row.try_get(0)?, row.try_get(1)?, row.try_get(2)?);
+            Ok(Serving { name, generation, applied, alive: row.try_get::<i64, _>(3)? == 1 })
+        };
+        query.fetch_all(&self.readers).await?.iter().map(serving).collect()
     }
 
     /// All replicas, for operators.

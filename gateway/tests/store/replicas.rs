@@ -47,6 +47,8 @@ pub fn tests() -> Vec<(&'static str, crate::Test)> {
         t12_an_idle_replica_sends_one_statement_for_each_renewal,
         t12_the_earlier_of_two_with_one_name_is_fenced_at_once,
         t12_a_write_names_the_replicas_that_have_not_confirmed_it,
+        t12_a_database_without_the_last_writes_is_read_anew,
+        t12_tunnels_that_the_database_lost_are_written_again,
         t12_a_replica_without_its_database_is_fenced_until_it_is_back,
     ]
 }
@@ -65,6 +67,16 @@ async fn until(what: &str, mut holds: impl FnMut() -> bool) {
     let mut look = tokio::time::interval(Duration::from_millis(10));
     while !holds() {
         assert!(begun.elapsed() < LONG, "{what}: not within {LONG:?}");
+        look.tick().await;
+    }
+}
+
+/// Waits until so many clusters have a tunnel in the database.
+async fn until_written(place: &Place, clusters: usize) {
+    let begun = Instant::now();
+    let mut look = tokio::time::interval(Duration::from_millis(50));
+    while place.texts("SELECT cluster_key FROM tunnels WHERE takes_users + takes_none > 0").await.len() != clusters {
+        assert!(begun.elapsed() < LONG, "{clusters} clusters with a tunnel: not within {LONG:?}");
         look.tick().await;
     }
 }
@@ -191,6 +203,7 @@ impl Played {
             sessions: Sessions::new(Arc::clone(&metrics)),
             metrics,
             statements: Arc::default(),
+            read_anew: Arc::new(|| Box::pin(async {})),
             linked: Arc::new(|| Box::pin(async {})),
         });
         let shutdown = Shutdown::new();
@@ -427,9 +440,13 @@ async fn t12_a_write_names_the_replicas_that_have_not_confirmed_it(place: Place)
     // Its own writes fail, and nothing is lost for who may repeat them.
     let error = b.control().write(&puts("l")).await.unwrap_err();
     assert!(error.is_unavailable(), "{error:?}");
-    // By the database's clock its lease has ended: nobody waits for it any more.
-    place.sql("UPDATE replicas SET renewed_ms = renewed_ms - 60000 WHERE name = 'b'").await;
+    // By the database's clock its lease has ended: nobody waits for it, but it goes on with what it knows, and is named.
+    place.sql("UPDATE replicas SET renewed_ms = renewed_ms - 15000 WHERE name = 'b'").await;
     let (_, unconfirmed) = confirming(a.control().write(&puts("m"))).await;
+    assert_eq!(unconfirmed.into_iter().collect::<Vec<_>>(), ["b"]);
+    // Until it admits nothing any more.
+    place.sql("UPDATE replicas SET renewed_ms = renewed_ms - 300000 WHERE name = 'b'").await;
+    let (_, unconfirmed) = confirming(a.control().write(&puts("o"))).await;
     assert!(unconfirmed.is_empty(), "{unconfirmed:?}");
     cable.mend();
     until("b has caught up", || b.revision() >= a.revision()).await;
@@ -438,6 +455,43 @@ async fn t12_a_write_names_the_replicas_that_have_not_confirmed_it(place: Place)
     assert!(unconfirmed.is_empty(), "{unconfirmed:?}");
     b.stop().await;
     until("b has left", || a.replicas().others().is_empty()).await;
+    a.stop().await;
+}
+
+/// A standby that is promoted may lack what was written last, and gives its revisions to other writes.
+async fn t12_a_database_without_the_last_writes_is_read_anew(place: Place) {
+    let folder = tempfile::tempdir().unwrap();
+    let a = Whole::start(folder.path(), "a", &place.url, None).await;
+    let b = Whole::start(folder.path(), "b", &place.url, None).await;
+    until("a sees b", || names(&a.replicas().others()) == ["b"]).await;
+    let lost = a.control().write(&puts("g")).await.unwrap().unwrap();
+    until("both know it", || a.revision() >= lost && b.revision() >= lost).await;
+    let generations = (a.replicas().generation(), b.replicas().generation());
+    place
+        .sql(
+            "BEGIN; DELETE FROM resources WHERE revision = (SELECT revision FROM revisions); \
+             UPDATE revisions SET revision = revision - 1; COMMIT;",
+        )
+        .await;
+    until("both begin anew", || a.replicas().generation() > generations.0 && b.replicas().generation() > generations.1)
+        .await;
+    assert!(a.revision() < lost && b.revision() < lost, "{} {}", a.revision(), b.revision());
+    until("both admit", || a.replicas().admits() && b.replicas().admits()).await;
+    until("they see each other", || a.replicas().others().len() == 1 && b.replicas().others().len() == 1).await;
+    let (written, unconfirmed) = confirming(a.control().write(&puts("h"))).await;
+    assert_eq!(written.unwrap().unwrap(), lost, "the number stands for another write");
+    assert!(unconfirmed.is_empty() && b.revision() >= lost, "{unconfirmed:?}");
+    a.stop().await;
+    b.stop().await;
+}
+
+async fn t12_tunnels_that_the_database_lost_are_written_again(place: Place) {
+    let mut a = Played::start(&place, "a").await;
+    a.connect("one").await;
+    a.connect("two").await;
+    until_written(&place, 2).await;
+    place.sql("BEGIN; DELETE FROM tunnels; UPDATE replicas SET changed = 0; COMMIT;").await;
+    until_written(&place, 2).await;
     a.stop().await;
 }
 
