@@ -513,14 +513,15 @@ impl Pod<'_> {
         if self.work_size.is_some() {
             mounts.push(json!({"name": "work", "mountPath": "/tmp"}));
         }
-        let probe = |path: &str, period: u32, failures: u32| json!({"httpGet": {"path": path, "port": "admin"}, "periodSeconds": period, "failureThreshold": failures});
+        // A node that has too much to do is slow to answer for all its pods: those that are stopped for it make it worse.
+        let probe = |path: &str, period: u32, timeout: u32, failures: u32| json!({"httpGet": {"path": path, "port": "admin"}, "periodSeconds": period, "timeoutSeconds": timeout, "failureThreshold": failures});
         json!({
             "name": self.part.name(),
             "image": self.image,
             "imagePullPolicy": self.values.image.pull_policy,
             "args": ["run", "--config", "/etc/towline/agent.toml"],
-            "livenessProbe": probe("/healthz", 10, 3),
-            "readinessProbe": probe("/readyz", 2, 2),
+            "livenessProbe": probe("/healthz", 10, 5, 6),
+            "readinessProbe": probe("/readyz", 2, 2, 2),
             "securityContext": {
                 "allowPrivilegeEscalation": false,
                 "readOnlyRootFilesystem": true,

@@ -146,6 +146,8 @@ spec:
             {{- with .ports }}{{ . | nindent 12 }}{{ end }}
           livenessProbe:
             httpGet: {path: /healthz, port: healthz}
+            timeoutSeconds: 5
+            failureThreshold: 6
           readinessProbe:
             httpGet: {{ .readiness | default "{path: /readyz, port: healthz}" }}
             periodSeconds: 2

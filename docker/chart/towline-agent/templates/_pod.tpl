@@ -12,10 +12,12 @@ args: [run, --config, /etc/towline/agent.toml]
 livenessProbe:
   httpGet: {path: /healthz, port: admin}
   periodSeconds: 10
-  failureThreshold: 3
+  timeoutSeconds: 5
+  failureThreshold: 6
 readinessProbe:
   httpGet: {path: /readyz, port: admin}
   periodSeconds: 2
+  timeoutSeconds: 2
   failureThreshold: 2
 securityContext:
   allowPrivilegeEscalation: false
