@@ -68,9 +68,10 @@ pub const ENTRY: Entry = Entry {
 };
 
 /// Handshakes at once, in all and from one address. Apart from connections, so that who has no certificate takes no
-/// place of the apiserver's; and behind one address there may be others than the apiserver.
+/// place of the apiserver's; and behind one address there may be others than the apiserver, which opens as many
+/// connections at once as it has reviews to ask for.
 const HANDSHAKES_MAX: usize = 4096;
-const HANDSHAKES_PER_PEER: usize = 64;
+const HANDSHAKES_PER_PEER: usize = 512;
 /// Connections at once, in all and from one address: several apiservers may be behind one.
 const CONNECTIONS_MAX: usize = 1024;
 const CONNECTIONS_PER_PEER: usize = 512;

@@ -216,9 +216,12 @@ impl Upgrader {
         let there = self.there(last).await?;
         let refusal = match judge::judge(wanted.as_deref(), running, &there) {
             Judged::Nothing => {
-                if let Some(last) = last.filter(|last| matches!(last.phase, Phase::Waiting | Phase::Preparing)) {
-                    tracing::info!(version = last.version, "a waiting upgrade is no longer wanted");
-                    self.kept.write(&json!({ state::STATE: Value::Null })).await?;
+                if let Some(last) = last.filter(|last| last.is_passing()) {
+                    tracing::info!(version = last.version, "an upgrade that was not begun is no longer wanted");
+                    match last.forgotten(self.clock.now()) {
+                        Some(before) => self.kept.set(&before).await?,
+                        None => self.kept.write(&json!({ state::STATE: Value::Null })).await?,
+                    }
                 }
                 return Ok(self.settings.interval);
             }

@@ -103,6 +103,11 @@ pub async fn turn(args: FeaturesArgs, catalogue: &CatalogueArgs, on: bool) -> Ou
     }
     if guard == Some(true) {
         say("hint: start the apiserver with the files of Secret towline-guard-manifests in kube-system: docs/guard.md");
+        if shown["properties"]["aadProfile"]["enableAzureRBAC"] != true {
+            say(
+                "hint: roles and assignments decide nothing in this cluster yet, and guard has no opinion of what users may do: towline connect ... --azure-rbac --guard",
+            );
+        }
     }
     output::print(&with_group(shown), &args.common.output, DETAILS)?;
     Ok(ExitCode::SUCCESS)

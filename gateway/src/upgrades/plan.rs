@@ -280,6 +280,8 @@ pub fn plan(members: &[Member], kind: Option<&ExtensionType>, settings: &Upgrade
             }
             // What has not begun does not begin while it is held.
             Phase::Running | Phase::Away | Phase::Silent if held && !has_begun(member) => noted.without_target(),
+            // Nor what waits in its cluster for something that may come at any time, such as rights.
+            Phase::Waiting if held => noted.without_target(),
             Phase::Running | Phase::Waiting | Phase::Away | Phase::Silent | Phase::Current => noted.clone(),
             Phase::Pending | Phase::ByHand | Phase::Off => noted.without_target(),
             Phase::Failed => Noted {
@@ -538,18 +540,22 @@ mod tests {
 
     #[test]
     fn u1_what_has_not_begun_is_taken_back_while_it_is_held() {
-        let mut members = fleet(3);
-        for member in &mut members[..2] {
+        let mut members = fleet(4);
+        for member in &mut members[..3] {
             (member.noted, member.since_ms) = (noted("0.3.0"), Some(NOW));
         }
         members[1].told = told("0.3.0", "Running");
+        // Rights that come in the middle of a pause begin nothing.
+        members[2].told = told("0.3.0", "Waiting");
         let off = Upgrades { automatic: false, ..Upgrades::default() };
         for plan in [
             decide(&members, &off, &Said::default()),
             decide(&members, &Upgrades::default(), &Said { paused: true, ..Said::default() }),
         ] {
-            let expected = Change { key: "/c0".to_owned(), noted: Noted::default() };
-            assert_eq!(plan.changes, [expected], "one has begun, and one has nothing");
+            let expected = ["/c0", "/c2"].map(|key| Change { key: key.to_owned(), noted: Noted::default() });
+            let mut changes = plan.changes.clone();
+            changes.sort_by(|a, b| a.key.cmp(&b.key));
+            assert_eq!(changes, expected, "one has begun, and one has nothing");
             assert!(plan.closed.is_some());
         }
     }

@@ -136,6 +136,22 @@ impl State {
         next
     }
 
+    /// Whether it is forgotten once the gateway wants nothing: it was not begun, so that it says nothing of its version.
+    pub fn is_passing(&self) -> bool {
+        match self.phase {
+            Phase::Waiting | Phase::Preparing => true,
+            Phase::RolledBack => !self.refused.contains(&self.version),
+            Phase::Applying | Phase::Undoing | Phase::Succeeded | Phase::Failed => false,
+        }
+    }
+
+    /// What is left once it is forgotten: the version that was rolled back here last, for none of these is tried again.
+    pub fn forgotten(&self, now: SystemTime) -> Option<Self> {
+        let version = self.refused.last()?.clone();
+        let message = format!("version {version} of the agents was rolled back here before, and is not tried again");
+        Some(Self { version, ..self.at(Phase::RolledBack, "", &message, now) })
+    }
+
     /// As the heartbeat tells it.
     pub fn told(&self) -> Upgrade {
         Upgrade {
@@ -216,6 +232,22 @@ mod tests {
         let next = State::new("0.4.0", "0.2.0", Some(&state), now);
         assert!(next.refused.contains(&"0.3.29".to_owned()) && next.phase.is_running() && !next.phase.has_changed());
         assert_eq!(state.told().state, "RolledBack");
+    }
+
+    #[test]
+    fn u1_what_was_not_begun_is_forgotten_and_what_was_rolled_back_is_not() {
+        let now = SystemTime::UNIX_EPOCH;
+        let fresh = State::new("0.3.1", "0.2.0", None, now);
+        let no_image = fresh.at(Phase::RolledBack, "ImagePull", "m", now);
+        assert!(no_image.is_passing() && no_image.forgotten(now).is_none());
+        let crashed = State { version: "0.3.0".to_owned(), ..fresh.clone() }.rolled_back("Crash", "m", now);
+        assert!(!crashed.is_passing());
+        let waits = State::new("0.3.1", "0.2.0", Some(&crashed), now).at(Phase::Waiting, "Rights", "m", now);
+        assert!(waits.is_passing());
+        let left = waits.forgotten(now).unwrap();
+        assert_eq!((left.version.as_str(), left.told().state.as_str()), ("0.3.0", "RolledBack"));
+        assert_eq!(left.refused, ["0.3.0"]);
+        assert!(!left.is_passing());
     }
 
     #[test]

@@ -48,7 +48,9 @@ pub fn show(properties: &mut Map<String, Value>, facts: &Value, version: &str) {
         let profile = properties.entry("arcAgentProfile").or_insert_with(|| json!({}));
         if let Some(profile) = profile.as_object_mut() {
             let mut errors = told("errors").and_then(Value::as_array).cloned().unwrap_or_default();
-            errors.splice(0..0, upgrade.and_then(upgrade_error));
+            // Somebody has upgraded by hand meanwhile: what failed before is of no interest any more.
+            let open = upgrade.filter(|upgrade| Some(&upgrade["version"]) != told("agentVersion"));
+            errors.splice(0..0, open.and_then(upgrade_error));
             profile.insert("agentErrors".to_owned(), errors.into());
             profile.insert("agentState".to_owned(), state(facts).into());
         }
@@ -155,9 +157,12 @@ mod tests {
             assert_eq!(message, format!("upgrade to 0.3.0: {state} (ImagePull): no such image"));
             assert_eq!(errors[1], json!({"message": "other"}));
         }
-        let fine = shown(noted, json!({"agentVersion": "0.3.0", "upgrade": upgrade("Succeeded")}), "2026-05-01");
-        assert_eq!(fine["arcAgentProfile"]["agentErrors"], json!([]));
-        assert_eq!(fine["miscellaneousProperties"]["agentVersionState"], "Newer");
+        for state in ["Succeeded", "RolledBack"] {
+            let facts = json!({"agentVersion": "0.3.0", "upgrade": upgrade(state)});
+            let fine = shown(noted.clone(), facts, "2026-05-01");
+            assert_eq!(fine["arcAgentProfile"]["agentErrors"], json!([]), "{state} before, and the version runs now");
+            assert_eq!(fine["miscellaneousProperties"]["agentVersionState"], "Newer");
+        }
     }
 
     #[test]

@@ -265,7 +265,9 @@ impl<'a> Upgrade<'a> {
                 failed.get_or_insert(error);
             }
         }
-        let names = before.iter().filter(|object| object["kind"] == DEPLOYMENT.name);
+        // One that has no pods, such as what only rights were given for or somebody scaled down, has none to wait for.
+        let is_run = |object: &&Value| object["kind"] == DEPLOYMENT.name && object["spec"]["replicas"] != 0;
+        let names = before.iter().filter(is_run);
         let names: Vec<&str> = names.filter_map(|object| object["metadata"]["name"].as_str()).collect();
         let begun = Instant::now();
         let standing = loop {
