@@ -25,9 +25,9 @@ use crate::{
 /// What the listener tells.
 #[derive(Clone)]
 pub struct Facts {
-    /// The tunnel.
+    /// The state of the tunnel to the gateway.
     pub status: Arc<StatusBoard>,
-    /// The streams.
+    /// Serves the tunnel's streams, and counts those that are open.
     pub server: Server,
     /// The cluster, where users reach it through this process.
     pub apiserver: Option<Arc<Apiserver>>,
@@ -51,7 +51,7 @@ pub struct Admin {
 }
 
 impl Admin {
-    /// Binds.
+    /// Binds the listener's socket; fails as the operating system reports it.
     pub async fn bind(address: SocketAddr) -> std::io::Result<Self> {
         Ok(Self { listener: TcpListener::bind(address).await? })
     }

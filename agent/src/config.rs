@@ -137,7 +137,7 @@ pub struct Gateway {
 pub struct Endpoint {
     /// Host name or address as written.
     pub host: String,
-    /// Port.
+    /// The TCP or UDP port.
     pub port: u16,
     /// The name that its certificate must have.
     pub server_name: String,
@@ -185,12 +185,12 @@ impl FromStr for CarrierChoice {
 pub enum Cluster {
     /// By the pod's service account in this folder (`token`, `ca.crt`); the address comes from the environment.
     InCluster {
-        /// The folder.
+        /// The folder with the files `token` and `ca.crt`.
         service_account_dir: PathBuf,
     },
     /// By a kubeconfig.
     Kubeconfig {
-        /// The file.
+        /// Path of the kubeconfig file.
         path: PathBuf,
         /// The context; none: its current one.
         context: Option<String>,

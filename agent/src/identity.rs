@@ -69,7 +69,7 @@ pub enum IdentityError {
 pub struct Stored {
     /// PEM, the own certificate first.
     pub certificate: String,
-    /// PEM (PKCS#8).
+    /// The private key, PKCS#8 in PEM.
     pub key: SecretString,
     /// PEM of the authorities that came with it; may be empty.
     pub roots: String,

@@ -95,7 +95,7 @@ pub struct Entry {
     pub module: &'static str,
     /// The Deployments that run it.
     pub runs_in: &'static [Deployment],
-    /// Builds it.
+    /// Builds the role from the settings and what the process has.
     pub build: fn(&Parts) -> Built,
 }
 
@@ -161,7 +161,7 @@ pub trait Role: Send + Sync + 'static {
 
 /// A stream for a role, its head read.
 pub struct Visit {
-    /// The head.
+    /// Method, target and headers of the request.
     pub head: RequestHead,
     /// Request and answer.
     pub stream: Stream,

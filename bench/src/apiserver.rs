@@ -132,7 +132,7 @@ impl Drop for Cluster {
     }
 }
 
-/// `KEY=value` lines.
+/// Parses lines of the form `KEY=value`.
 fn settings(text: &str) -> BTreeMap<String, String> {
     let pairs = text.lines().filter_map(|line| line.split_once('='));
     pairs.map(|(key, value)| (key.to_owned(), value.trim_matches(['\'', '"']).to_owned())).collect()

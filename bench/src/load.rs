@@ -27,7 +27,7 @@ use crate::{
 /// What to send and how.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Plan {
-    /// `https://host:port/prefix`.
+    /// Base of the requests' URLs, `https://host:port/prefix`.
     pub url: String,
     /// The authority to trust.
     pub ca: PathBuf,

@@ -22,7 +22,7 @@ use crate::shape::Shape;
 
 /// Names of the devices: the router's, and the one that moves to the site.
 pub const NEAR: &str = "relaynear";
-/// See [`NEAR`].
+/// Name of the device that moves to the site's network namespace.
 pub const FAR: &str = "relayfar";
 /// Longest packet of a device.
 const LONGEST: usize = 64 << 10;

@@ -12,7 +12,7 @@ use crate::{
 
 /// Who sends a load, and where.
 pub struct User {
-    /// `https://host:port/prefix`.
+    /// Base of the requests' URLs, `https://host:port/prefix`.
     pub url: String,
     /// The authority to trust.
     pub ca: PathBuf,

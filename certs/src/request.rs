@@ -28,7 +28,7 @@ pub struct AgentRequest {
 /// Why a request is not answered with a certificate.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RequestError {
-    /// Not PKCS#10.
+    /// The text or its DER is not a PKCS#10 request (RFC 2986).
     #[error("the certificate request cannot be read: {0}")]
     Malformed(&'static str),
     /// Not ECDSA P-256 with SHA-256.

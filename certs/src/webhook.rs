@@ -34,7 +34,7 @@ pub const AUTHORITY_LIFE: Duration = Duration::from_secs(3650 * 86_400);
 pub const AUTHORITY_AHEAD: Duration = Duration::from_secs(365 * 86_400);
 /// How long the server's certificate lives, and how old it is when the next one is made.
 pub const SERVER_LIFE: Duration = Duration::from_secs(90 * 86_400);
-/// See [`SERVER_LIFE`].
+/// Age of the server's certificate at which the next one is made.
 pub const SERVER_RENEW_AT: Duration = Duration::from_secs(45 * 86_400);
 /// How far an authority may begin ahead of the clock, and how long before its end it is forgotten. Ahead it was made
 /// while the clock was wrong, and no client takes it before it begins; at its end the server's certificate, which ends
@@ -135,7 +135,7 @@ impl Webhook {
         }
     }
 
-    /// As texts.
+    /// All authorities, certificates and keys in PEM, as [`Self::read`] takes them.
     pub fn kept(&self) -> Kept {
         let mut kept = Kept::default();
         for generation in &self.authorities {

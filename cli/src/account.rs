@@ -31,7 +31,7 @@ impl fmt::Debug for Hidden {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct IssuerAt {
-    /// Its URL.
+    /// The issuer's URL, which its tokens have as `iss`.
     pub url: String,
     /// Where tokens are given.
     pub token_endpoint: String,
@@ -120,13 +120,13 @@ pub struct Account {
     pub object_id: String,
     /// How the account gets new tokens.
     pub signs_in: SignsIn,
-    /// `--proxy-url`.
+    /// As given with `--proxy-url`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub proxy_url: Option<String>,
-    /// `--proxy-ca`.
+    /// As given with `--proxy-ca`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub proxy_ca: Option<PathBuf>,
-    /// `--proxy-password-file`.
+    /// As given with `--proxy-password-file`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub proxy_password_file: Option<PathBuf>,
     /// Tokens by audience.
@@ -177,7 +177,7 @@ impl Account {
         if same(&self.audience) { self.audience.clone() } else { self.gateway.clone() }
     }
 
-    /// `<user>@<host[:port]>`.
+    /// The name of an account that was given none, `<user>@<host[:port]>`.
     pub fn default_name(&self) -> Outcome<String> {
         Ok(format!("{}@{}", self.user, Address::parse(&self.gateway)?.authority()))
     }

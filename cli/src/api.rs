@@ -26,11 +26,11 @@ use crate::{
 
 /// Api-versions, by type.
 pub mod versions {
-    /// Subscriptions.
+    /// Api-version of subscriptions.
     pub const SUBSCRIPTIONS: &str = "2022-12-01";
     /// Resource groups, and `resources` of a scope.
     pub const RESOURCES: &str = "2022-09-01";
-    /// Connected clusters.
+    /// Api-version of connected clusters.
     pub const CLUSTERS: &str = "2026-05-01";
     /// Extensions of clusters.
     pub const EXTENSIONS: &str = "2025-03-01";
@@ -38,7 +38,7 @@ pub mod versions {
     pub const EXTENSION_TYPES: &str = "2024-11-01-preview";
     /// Flux configurations of clusters.
     pub const FLUX: &str = "2025-04-01";
-    /// Fleet assignments.
+    /// Api-version of fleet assignments.
     pub const FLEET: &str = "2026-11-01";
     /// Source control configurations of clusters.
     pub const SOURCE_CONTROL: &str = "2023-05-01";
@@ -51,7 +51,7 @@ const CORRELATION_ID: HeaderName = HeaderName::from_static("x-ms-correlation-req
 /// How often a request is sent again that the gateway had no time for, and how long all that may take.
 const TRIES: u32 = 6;
 const PATIENCE: Duration = Duration::from_secs(120);
-/// Without `Retry-After`.
+/// Pause before the next try where the answer has no `Retry-After`.
 const PAUSE: Duration = Duration::from_secs(1);
 /// Pages of one list at most: ten million rows.
 const PAGES: usize = 10_000;
@@ -68,7 +68,6 @@ pub struct Api {
 pub struct Answer {
     /// The status, always a success.
     pub status: StatusCode,
-    /// The headers.
     pub headers: HeaderMap,
     /// The document; null for none.
     pub body: Value,
@@ -81,15 +80,14 @@ impl Answer {
     }
 }
 
-/// A request.
+/// A request to the resource API.
 pub struct Call<'a> {
-    /// The method.
     pub method: Method,
     /// Path and query, or an absolute URL of this gateway.
     pub target: &'a str,
-    /// JSON.
+    /// The document that is sent as JSON, if any.
     pub body: Option<&'a Value>,
-    /// Further headers.
+    /// Headers beside those that every request has.
     pub headers: Vec<(HeaderName, HeaderValue)>,
     /// Whether it is sent without a token.
     pub is_nobodys: bool,
@@ -123,7 +121,7 @@ impl<'a> Call<'a> {
     }
 }
 
-/// `<id>?api-version=<version>`.
+/// The target of a request, `<id>?api-version=<version>`.
 pub fn at(id: impl std::fmt::Display, version: &str) -> String {
     format!("{id}?api-version={version}")
 }
@@ -155,22 +153,22 @@ impl Api {
         }
     }
 
-    /// PUT.
+    /// PUT of a document.
     pub async fn put(&self, target: &str, body: &Value) -> Outcome<Answer> {
         self.send(&Call::new(Method::PUT, target).json(body)).await
     }
 
-    /// PATCH.
+    /// PATCH of a document.
     pub async fn patch(&self, target: &str, body: &Value) -> Outcome<Answer> {
         self.send(&Call::new(Method::PATCH, target).json(body)).await
     }
 
-    /// POST.
+    /// POST of a document.
     pub async fn post(&self, target: &str, body: &Value) -> Outcome<Answer> {
         self.send(&Call::new(Method::POST, target).json(body)).await
     }
 
-    /// DELETE.
+    /// DELETE of a resource.
     pub async fn delete(&self, target: &str) -> Outcome<Answer> {
         self.send(&Call::new(Method::DELETE, target)).await
     }

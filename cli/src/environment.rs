@@ -19,9 +19,9 @@ pub const CONFIG_DIR: &str = "TOWLINE_CONFIG_DIR";
 pub const GATEWAY: &str = "TOWLINE_GATEWAY";
 /// A service principal's client id.
 pub const CLIENT_ID: &str = "TOWLINE_CLIENT_ID";
-/// Its secret,
+/// That client's secret, instead of a file.
 pub const CLIENT_SECRET: &str = "TOWLINE_CLIENT_SECRET";
-/// or the file that holds it.
+/// The file with that secret.
 pub const CLIENT_SECRET_FILE: &str = "TOWLINE_CLIENT_SECRET_FILE";
 /// The tenant that is expected.
 pub const TENANT: &str = "TOWLINE_TENANT";
@@ -34,12 +34,12 @@ fn text(names: &[&str]) -> Option<String> {
     names.iter().find_map(|name| env::var(name).ok()).filter(|value| !value.is_empty())
 }
 
-/// [`PASSWORD`].
+/// The value of [`PASSWORD`].
 pub fn password() -> Option<SecretString> {
     text(&[PASSWORD]).map(Into::into)
 }
 
-/// [`AGENT_PROXY_PASSWORD`].
+/// The value of [`AGENT_PROXY_PASSWORD`].
 pub fn agent_proxy_password() -> Option<SecretString> {
     text(&[AGENT_PROXY_PASSWORD]).map(Into::into)
 }
@@ -119,17 +119,17 @@ pub fn own_config_dir() -> Option<PathBuf> {
 /// What stands in for `towline login` where nobody can sign in, such as in CI (docs/features.md K10).
 #[derive(Default)]
 pub struct Automation {
-    /// [`GATEWAY`].
+    /// The value of [`GATEWAY`].
     pub gateway: Option<String>,
-    /// [`CLIENT_ID`].
+    /// The value of [`CLIENT_ID`].
     pub client_id: Option<String>,
-    /// [`CLIENT_SECRET`].
+    /// The value of [`CLIENT_SECRET`].
     pub client_secret: Option<SecretString>,
-    /// [`CLIENT_SECRET_FILE`].
+    /// The value of [`CLIENT_SECRET_FILE`].
     pub client_secret_file: Option<PathBuf>,
-    /// [`TENANT`].
+    /// The value of [`TENANT`].
     pub tenant: Option<String>,
-    /// [`CA_FILE`].
+    /// The value of [`CA_FILE`].
     pub ca_file: Option<PathBuf>,
 }
 
@@ -145,7 +145,7 @@ pub fn automation() -> Automation {
     }
 }
 
-/// [`SUBSCRIPTION`].
+/// The value of [`SUBSCRIPTION`].
 pub fn subscription() -> Option<String> {
     text(&[SUBSCRIPTION])
 }

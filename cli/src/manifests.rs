@@ -45,7 +45,7 @@ pub const UPGRADER: &str = "upgrader";
 pub const GUARD_SECRET: &str = "towline-guard-certificate";
 /// The Secret of the files that an apiserver is started with, and its namespace.
 pub const GUARD_MANIFESTS: &str = "towline-guard-manifests";
-/// See [`GUARD_MANIFESTS`].
+/// The namespace of [`GUARD_MANIFESTS`].
 pub const GUARD_MANIFESTS_NAMESPACE: &str = "kube-system";
 /// The other Deployment of that extension beside the agents, and the ConfigMap of its settings.
 pub const FLUX_LOGS: &str = "flux-logs-agent";
@@ -57,7 +57,7 @@ pub const IDENTITY_SECRET: &str = "towline-identity-certificate";
 pub const TOKENS_SERVICE: &str = "cluster-identity";
 /// The Secret of its certificate, and the ConfigMap of what that is trusted by; the controller-manager fills in both.
 pub const SERVING_SECRET: &str = "towline-serving-certificate";
-/// See [`SERVING_SECRET`].
+/// The ConfigMap with what that certificate is trusted by.
 pub const SERVING_CA: &str = "towline-serving-ca";
 /// The Secret of the proxy's user name and password.
 pub const PROXY_SECRET: &str = "clusterconnect-agent-proxy";

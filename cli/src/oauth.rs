@@ -39,9 +39,9 @@ pub struct Refused {
     pub issuer: String,
     /// HTTP status of the issuer's answer.
     pub status: StatusCode,
-    /// `error`.
+    /// The OAuth 2 parameter `error` of the answer.
     pub error: String,
-    /// `error_description`.
+    /// The OAuth 2 parameter `error_description` of the answer.
     pub description: String,
 }
 

@@ -6,11 +6,11 @@ use std::{ffi::OsString, path::Path};
 /// What the one file is, by the name that it is called by.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Program {
-    /// `towline`.
+    /// `towline`, the command.
     Command,
-    /// `towline-gateway`.
+    /// `towline-gateway`, the gateway.
     Gateway,
-    /// `towline-agent`.
+    /// `towline-agent`, the agent.
     Agent,
 }
 

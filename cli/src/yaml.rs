@@ -33,7 +33,7 @@ pub enum Content {
     Text(String),
     /// As it stood there without quotes: what it is depends on the reader, and stays as it is.
     Plain(String),
-    /// A list.
+    /// Values in their order.
     List(Vec<Node>),
     /// Keys and values, in their order.
     Map(Vec<(Node, Node)>),

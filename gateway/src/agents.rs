@@ -51,9 +51,9 @@ const BODY_DEADLINE: Duration = Duration::from_secs(30);
 /// How long a handler may take; a question that waits for news waits less.
 const DEADLINE: Duration = Duration::from_secs(90);
 
-/// One exchange.
+/// A request of an agent or a visitor, with what a handler needs to answer it.
 pub struct Call {
-    /// The gateway.
+    /// The state that all connections share.
     pub core: Arc<Core>,
     /// Its control plane.
     pub control: Arc<Control>,
@@ -65,7 +65,7 @@ pub struct Call {
 
 /// The agent at the other end of a tunnel. All of it is proved by its certificate.
 pub struct Agent {
-    /// Its cluster.
+    /// The cluster that the certificate names.
     pub cluster: ClusterRef,
     /// What its certificate names beside the cluster.
     pub names: Named,
@@ -77,7 +77,7 @@ pub struct Agent {
 
 /// Somebody at the public listener.
 pub struct Visitor {
-    /// From where.
+    /// The client's address.
     pub peer: IpAddr,
     /// What they showed, unverified but for possession of its key.
     pub certificates: Vec<rustls::pki_types::CertificateDer<'static>>,
@@ -102,7 +102,7 @@ impl Reply {
         Self { status: StatusCode::OK, content_type, body }
     }
 
-    /// 204.
+    /// 204 without a body.
     pub fn empty() -> Self {
         Self { status: StatusCode::NO_CONTENT, content_type: "", body: Bytes::new() }
     }
@@ -161,7 +161,7 @@ pub type ForAgents = for<'a> fn(&'a Call, &'a Agent) -> BoxFuture<'a, Result<Rep
 /// Answers a visitor.
 pub type ForVisitors = for<'a> fn(&'a Call, &'a Visitor) -> BoxFuture<'a, Result<Reply, ApiError>>;
 
-/// A question.
+/// A method and a path with the handler that answers them.
 pub struct Route<H> {
     method: Method,
     path: &'static str,

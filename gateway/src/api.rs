@@ -77,11 +77,11 @@ pub struct Call<'a> {
     pub control: &'a Arc<Control>,
     /// What decisions know.
     pub snapshot: &'a Snapshot,
-    /// Who asks.
+    /// The user or service principal that sent the request.
     pub caller: Caller,
-    /// The method.
+    /// The request's method.
     pub method: Method,
-    /// The headers.
+    /// The request's headers.
     pub headers: &'a HeaderMap,
     /// The path as written.
     pub path: &'a str,
@@ -91,7 +91,7 @@ pub struct Call<'a> {
     pub now_ms: i64,
     /// The built-in issuer, which knows its users by name.
     pub issuer: Option<Arc<Issuer>>,
-    /// Open sessions.
+    /// The users' sessions that are open at this replica.
     pub sessions: Option<Arc<Sessions>>,
     /// The way to other replicas, which have open sessions too.
     pub hops: Option<Arc<Hops>>,
@@ -145,7 +145,7 @@ impl Call<'_> {
         Err(ApiError::bad_request("InvalidApiVersionParameter", message).at("api-version"))
     }
 
-    /// Now.
+    /// The time of the request.
     pub fn now(&self) -> SystemTime {
         SystemTime::UNIX_EPOCH + std::time::Duration::from_millis(self.now_ms.unsigned_abs())
     }

@@ -32,12 +32,12 @@ impl ApiError {
         Self { status, detail: Box::new(ErrorDetail::new(code, message)), log: None, header: None }
     }
 
-    /// 400.
+    /// 400 with a code and a sentence.
     pub fn bad_request(code: &str, message: impl Into<String>) -> Self {
         Self::of(StatusCode::BAD_REQUEST, code, message)
     }
 
-    /// 405.
+    /// 405; `why` completes the sentence for people.
     pub fn method_not_allowed(why: &str) -> Self {
         Self::of(
             StatusCode::METHOD_NOT_ALLOWED,
@@ -85,7 +85,7 @@ impl ApiError {
         Self::of(StatusCode::FORBIDDEN, "AuthorizationFailed", message)
     }
 
-    /// 412.
+    /// 412, code `PreconditionFailed`.
     pub fn precondition(message: impl Into<String>) -> Self {
         Self::of(StatusCode::PRECONDITION_FAILED, "PreconditionFailed", message)
     }

@@ -51,7 +51,7 @@ impl FileError {
         matches!(self, Self::Content { .. })
     }
 
-    /// For `map_err`.
+    /// Makes an error of `path` from what the operating system reports, for `map_err`.
     pub fn io(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
         move |source| Self::Io { what, path: path.to_owned(), source }
     }

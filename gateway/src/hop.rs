@@ -73,7 +73,7 @@ pub enum HopError {
         "replicas with a tunnel of the cluster ({replicas}) cannot be reached; see their logs and [replicas] address"
     )]
     Unreached {
-        /// Their names.
+        /// Names of the replicas, with commas between them.
         replicas: String,
     },
     /// No link took a stream.
@@ -95,7 +95,7 @@ pub struct Request<'a> {
     pub head: Bytes,
     /// Whether nothing follows the head.
     pub bodiless: bool,
-    /// Until when.
+    /// When a stream must be open.
     pub deadline: Instant,
     /// The replica that refused it already.
     pub refused_by: Option<&'a str>,

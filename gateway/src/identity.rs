@@ -41,7 +41,7 @@ pub enum Principal {
 pub struct Holder {
     /// The configured name of the issuer of their token.
     pub issuer: String,
-    /// Its `sub`.
+    /// The token's claim `sub`.
     pub subject: String,
     /// Their user name, as grants have it.
     pub username: String,

@@ -209,9 +209,9 @@ enum Endpoint {
 /// Where its paths are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Mount {
-    /// [`MOUNT`].
+    /// Below [`MOUNT`].
     Own,
-    /// `/<tenant>`.
+    /// Below `/<tenant>`, as at the Microsoft identity platform.
     Tenant,
 }
 

@@ -179,7 +179,7 @@ pub enum BuildError {
     /// Certificates or CA.
     #[error(transparent)]
     Trust(#[from] TrustError),
-    /// Issuers.
+    /// An issuer of users' tokens cannot be used.
     #[error(transparent)]
     Issuers(#[from] checks::IssuersError),
     /// The built-in issuer.
@@ -196,18 +196,18 @@ pub enum BuildError {
     Listen {
         /// Which of them.
         what: &'static str,
-        /// The address.
+        /// The address that was to be listened on.
         address: SocketAddr,
-        /// Why.
+        /// What the operating system reported.
         #[source]
         source: io::Error,
     },
     /// The audit file.
     #[error("{to}, where audit records go, cannot be opened")]
     Audit {
-        /// Which.
+        /// Where the records were to go.
         to: AuditTo,
-        /// Why.
+        /// What the operating system reported.
         #[source]
         source: io::Error,
     },
@@ -237,7 +237,7 @@ pub struct Addresses {
     pub public: SocketAddr,
     /// Agents over QUIC.
     pub tunnel: SocketAddr,
-    /// Admin.
+    /// The admin listener.
     pub admin: SocketAddr,
     /// Other replicas, if this gateway is one of several.
     pub peers: Option<SocketAddr>,
@@ -266,7 +266,7 @@ pub struct Handle {
 }
 
 impl Handle {
-    /// The addresses.
+    /// The addresses that are listened on.
     pub fn addresses(&self) -> Addresses {
         self.addresses
     }

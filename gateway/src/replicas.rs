@@ -51,7 +51,7 @@ const NEVER: i64 = i64::MIN;
 /// Another replica, from one of its starts to the end of that process.
 #[derive(Debug)]
 pub struct Replica {
-    /// Its name.
+    /// The replica's name, as `[replicas] name` sets it.
     pub name: String,
     /// Which of its starts this is. A later start of the same name has a higher one.
     pub generation: i64,
@@ -87,7 +87,7 @@ impl Replica {
 /// A row of another replica, as it was read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Seen {
-    /// Its name.
+    /// The replica's name, as `[replicas] name` sets it.
     pub name: String,
     /// Which of its starts.
     pub generation: i64,

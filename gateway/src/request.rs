@@ -182,7 +182,7 @@ pub async fn reach(
         if request.address.endpoint == Endpoint::Refresh
             && let (Some(hops), Some(newest)) = (&core.hops, session.session().newest())
         {
-            // Boxed: rare.
+            // Boxed, so that this rare case does not enlarge the future of every request.
             let names = Box::pin(hops.tell_newest(newest)).await;
             not_told = HeaderValue::try_from(names.join(",")).ok().filter(|_| !names.is_empty()).map(Box::new);
         }

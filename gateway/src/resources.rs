@@ -123,7 +123,7 @@ pub struct Writing<'a> {
     pub id: &'a ResourceId,
     /// What is there now.
     pub old: Option<&'a Stored>,
-    /// Who writes.
+    /// The user or service principal that writes.
     pub caller: &'a Caller,
     /// As this api-version has it.
     pub version: &'a str,
@@ -164,9 +164,9 @@ pub struct Showing<'a> {
     pub version: &'a str,
     /// Now, in milliseconds since 1970.
     pub now_ms: i64,
-    /// Who asks.
+    /// The user or service principal that reads.
     pub caller: &'a Caller,
-    /// Live state.
+    /// The store and the live state.
     pub control: &'a Control,
     /// What is kept of its agents, if it is of a kind that has such.
     pub agent: Option<&'a Agent>,
@@ -178,17 +178,17 @@ pub struct Showing<'a> {
 
 /// A request for an action of a resource (`POST <id>/<action>`).
 pub struct Acting<'a> {
-    /// The resource.
+    /// The resource whose action is called.
     pub resource: &'a Stored,
     /// The action's name, as [`Kind::actions`] has it.
     pub action: &'a str,
     /// Properties of this api-version.
     pub version: &'a str,
-    /// The body.
+    /// The body of the request.
     pub body: &'a Map<String, Value>,
-    /// Who asks.
+    /// The user or service principal that calls it.
     pub caller: &'a Caller,
-    /// Live state.
+    /// The store and the live state.
     pub control: &'a Control,
     /// Now, in milliseconds since 1970.
     pub now_ms: i64,

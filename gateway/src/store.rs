@@ -87,12 +87,12 @@ const PAUSE: Duration = Duration::from_millis(20);
 const PRAGMAS: &str = "PRAGMA busy_timeout = 10000; PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; \
                        PRAGMA foreign_keys = ON;";
 
-/// Which database.
+/// The kind of database that the store is in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Backend {
-    /// One file.
+    /// SQLite: one file, one replica.
     Sqlite,
-    /// A server.
+    /// PostgreSQL: a server, which several replicas may share.
     Postgres,
 }
 
@@ -107,15 +107,15 @@ pub enum StoreError {
     /// The file of a SQLite database.
     #[error("the file {path}: {source}")]
     File {
-        /// Which.
+        /// Path of the file.
         path: PathBuf,
-        /// Why.
+        /// What the operating system reported.
         source: std::io::Error,
     },
     /// A SQLite file that cannot be used.
     #[error("the file {path} is no SQLite database, or a damaged one ({reason}); put a backup in its place")]
     Damaged {
-        /// Which.
+        /// Path of the file.
         path: PathBuf,
         /// What SQLite says.
         reason: String,
@@ -151,7 +151,7 @@ pub enum StoreError {
     /// A row cannot be read.
     #[error("a row of {table} cannot be read: {reason}")]
     Row {
-        /// The table.
+        /// Name of the table.
         table: &'static str,
         /// What is wrong.
         reason: String,

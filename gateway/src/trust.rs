@@ -49,7 +49,7 @@ pub enum TrustError {
     /// A certificate or key file cannot be read or used.
     #[error(transparent)]
     Load(#[from] LoadError),
-    /// rustls refuses.
+    /// rustls refuses the certificates or keys.
     #[error(transparent)]
     Tls(#[from] tls::TlsError),
     /// The certificate of clusters' server names.

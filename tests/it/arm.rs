@@ -461,7 +461,7 @@ fn killed() -> anyhow::Result<()> {
                                 format!("/subscriptions/{subscription}/resourceGroups/{name}?api-version=2024-03-01");
                             match api(stack, token, "PUT", &path, &json!({"location": "x"})) {
                                 Ok(answer) if answer.status == 201 => acknowledged.lock().unwrap().insert(name),
-                                // The kill.
+                                // The gateway was killed before it answered.
                                 _ => return number + 1,
                             };
                         }

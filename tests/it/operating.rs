@@ -40,7 +40,7 @@ pub fn tests() -> Vec<Trial> {
 /// How long a walk may take.
 const WALK: Duration = Duration::from_secs(240);
 
-/// The guide.
+/// The text of OPERATING.md.
 struct Guide(String);
 
 impl Guide {

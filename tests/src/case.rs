@@ -84,7 +84,7 @@ pub enum Lane {
     All,
     /// `installs`: those that need a cluster to themselves.
     Installs,
-    /// `others`.
+    /// `others`: all tests that [`Self::Installs`] leaves out.
     Others,
     /// `sweep`: none but the reading of what others have written.
     Sweep,

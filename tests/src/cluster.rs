@@ -117,7 +117,7 @@ impl AnotherApiserver {
         Ok(Self { url, _program: program })
     }
 
-    /// Its port.
+    /// The port that it listens on.
     pub fn port(&self) -> Option<u16> {
         self.url.rsplit_once(':')?.1.parse().ok()
     }

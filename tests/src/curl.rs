@@ -15,9 +15,9 @@ pub const VERSIONS: [Version; 2] = [Version::Http1, Version::Http2];
 /// A version of HTTP.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Version {
-    /// HTTP/1.1.
+    /// HTTP/1.1, as `--http1.1` asks for it.
     Http1,
-    /// HTTP/2.
+    /// HTTP/2, as curl's options ask for it.
     Http2,
 }
 

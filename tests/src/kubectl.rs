@@ -14,9 +14,9 @@ use crate::{
 /// How kubectl asks for an upgraded connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Protocol {
-    /// `Upgrade: SPDY/3.1`.
+    /// SPDY, as `Upgrade: SPDY/3.1` asks for it.
     Spdy,
-    /// `Upgrade: websocket`.
+    /// WebSocket, as `Upgrade: websocket` asks for it.
     WebSocket,
 }
 

@@ -91,7 +91,7 @@ impl Postgres {
         run(command.env("PGUSER", "postgres"), Duration::from_secs(60))?.ok()
     }
 
-    /// Its port.
+    /// The TCP port of the server.
     pub fn port(&self) -> u16 {
         self.port
     }

@@ -41,13 +41,13 @@ struct Replica {
     program: Mutex<Option<Program>>,
 }
 
-/// The gateways.
+/// Several gateways on one PostgreSQL, behind one front.
 pub struct Replicas {
     /// All files, logs included; folders with keys are elsewhere.
     pub dir: PathBuf,
     /// What is in front of them.
     pub front: Front,
-    /// The database.
+    /// The database that they share.
     pub postgres: Postgres,
     /// What `init` printed.
     made: Value,
@@ -57,9 +57,9 @@ pub struct Replicas {
 
 /// A cluster, with its agent.
 pub struct Site {
-    /// The resource.
+    /// ARM id of the cluster's resource.
     pub id: ClusterId,
-    /// The agent.
+    /// The agent's process.
     pub agent: Mutex<Program>,
     /// The agent's configuration file.
     pub config: PathBuf,

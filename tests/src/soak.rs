@@ -30,7 +30,7 @@ use crate::{
 
 /// What is run.
 pub struct Plan {
-    /// How long.
+    /// How long the load lasts.
     pub length: Duration,
     /// Clusters of the fleet that stay; a quarter as many come and go.
     pub agents: u32,
@@ -42,7 +42,7 @@ pub struct Plan {
     pub plot: Option<PathBuf>,
 }
 
-/// Replicas.
+/// Number of gateways.
 const COUNT: usize = 3;
 /// How long tokens live, and how often users get new ones.
 const TOKENS: &str = "1m";

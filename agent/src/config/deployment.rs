@@ -24,7 +24,7 @@ pub enum Deployment {
 }
 
 impl Deployment {
-    /// Every Deployment.
+    /// Every Deployment that the chart can install.
     pub const ALL: &'static [Self] = &[
         Self::ClusterconnectAgent,
         Self::ControllerManager,

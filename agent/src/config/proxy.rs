@@ -44,7 +44,7 @@ impl Proxy {
 /// One entry of `no_proxy`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NoProxy {
-    /// `*`.
+    /// `*`: every host is reached without the proxy.
     All,
     /// A network in CIDR notation, or one address.
     Network(IpAddr, u8),

@@ -11,7 +11,7 @@ pub(super) const fn table(name: &'static str, needed: bool, meaning: &'static st
     Table { name, many: false, needed, meaning, keys }
 }
 
-/// The reference.
+/// The text of `agent/reference.toml`: every setting with its meaning and default.
 pub fn text() -> String {
     let title = "The agent's settings, all of them; the chart writes this file from its values. Paths are relative to the file's folder. \
         A duration has a unit: 250ms, 30s, 15m, 8h, 90d. Made by `towline-agent config-reference`; `towline-agent check` names every \

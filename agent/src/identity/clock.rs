@@ -11,7 +11,7 @@ pub trait Clock: Debug + Send + Sync + 'static {
 /// A shared clock.
 pub type SharedClock = Arc<dyn Clock>;
 
-/// The system's.
+/// The clock of the operating system.
 #[derive(Debug)]
 pub struct SystemClock;
 

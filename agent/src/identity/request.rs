@@ -11,7 +11,7 @@ pub struct RequestError(#[from] rcgen::Error);
 
 /// A new key with its request. The key does not print.
 pub struct KeyRequest {
-    /// PEM (PKCS#8).
+    /// The private key, PKCS#8 in PEM.
     pub key: SecretString,
     /// Base64 of the DER of the PKCS#10 request.
     pub csr: String,

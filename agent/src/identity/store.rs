@@ -60,7 +60,7 @@ pub enum StoreError {
         #[source]
         source: io::Error,
     },
-    /// The Secret.
+    /// The Secret cannot be read or written, or has other content than expected.
     #[error("Secret {name}: {problem}")]
     Secret {
         /// Name of the Secret, in the namespace of the agents.
@@ -84,7 +84,7 @@ pub enum StoreError {
 pub enum Store {
     /// A folder of the local file system.
     Directory(PathBuf),
-    /// A Secret.
+    /// A Secret in the namespace of the agents.
     Secret {
         /// Of its namespace.
         api: Box<Api<Secret>>,

@@ -98,7 +98,7 @@ impl fmt::Debug for Credentials {
 struct Grant {
     /// The name of the configuration, as the gateway knows it.
     configuration: String,
-    /// `host:port`.
+    /// The destination that the proxy may open, `host:port`.
     to: String,
     password: String,
 }

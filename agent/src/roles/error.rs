@@ -43,12 +43,12 @@ pub enum BuildError {
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// A listener.
+    /// A listener cannot be bound.
     #[error("the {what} listener {address}")]
     Listener {
         /// Which of the listeners.
         what: &'static str,
-        /// Its address.
+        /// The address that was to be bound.
         address: SocketAddr,
         /// What the system said.
         #[source]

@@ -85,7 +85,7 @@ impl Health {
         self.changed.subscribe()
     }
 
-    /// As JSON.
+    /// A JSON object with the state, reason, message and warnings of each role, by its name.
     pub fn json(&self) -> Value {
         let roles = self.all().into_iter().map(|(name, health)| {
             let value = json!({

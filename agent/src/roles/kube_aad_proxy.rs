@@ -84,7 +84,7 @@ impl Refusal {
         Self { stage, code, reason, message: message.into(), detail: None, retry_after: None }
     }
 
-    /// 400.
+    /// Status 400, reason `BadRequest`.
     pub fn bad_request(stage: &'static str, message: impl Into<String>) -> Self {
         Self::new(stage, StatusCode::BAD_REQUEST, "BadRequest", message)
     }
@@ -94,7 +94,7 @@ impl Refusal {
         Self::new(stage, StatusCode::UNAUTHORIZED, "Unauthorized", "Unauthorized").because(detail)
     }
 
-    /// 403.
+    /// Status 403, reason `Forbidden`.
     pub fn forbidden(stage: &'static str, message: impl Into<String>) -> Self {
         Self::new(stage, StatusCode::FORBIDDEN, "Forbidden", message)
     }

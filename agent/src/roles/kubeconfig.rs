@@ -46,9 +46,9 @@ enum Kind {
 /// How the apiserver is reached through a proxy.
 #[derive(Debug, Clone)]
 pub enum Via {
-    /// HTTP `CONNECT`.
+    /// By `CONNECT` through an HTTP or HTTPS proxy.
     Http(Proxy),
-    /// SOCKS5.
+    /// Through a SOCKS5 proxy (RFC 1928).
     Socks5(Socks5),
 }
 

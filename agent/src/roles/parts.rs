@@ -39,7 +39,7 @@ use crate::{
 
 /// What a role is built from.
 pub struct Parts {
-    /// The settings.
+    /// The settings of this process.
     pub config: Config,
     /// The cluster's id.
     pub cluster: ClusterId,
@@ -61,7 +61,7 @@ pub struct Parts {
     pub users: Option<Users>,
     /// Serves the tunnel's streams by the roles.
     pub server: Server,
-    /// The tunnel.
+    /// The tunnels to the gateway.
     pub tunnels: Arc<Tunnels>,
     /// The agents' own exchanges with the gateway.
     pub api: AgentApi,

@@ -40,7 +40,7 @@ pub struct Refresh {
 }
 
 impl Refresh {
-    /// Extends `sessions`.
+    /// A role that extends `sessions` with tokens that `authenticator` accepts.
     pub fn new(authenticator: Arc<Authenticator>, sessions: Arc<Sessions>) -> Self {
         Self { authenticator, sessions }
     }

@@ -118,7 +118,7 @@ impl StatusBoard {
         self.state().up.values().next().map(|up| up.carrier)
     }
 
-    /// As JSON.
+    /// The state as the JSON object that the admin listener serves.
     pub fn json(&self) -> Value {
         let at = |time: SystemTime| OffsetDateTime::from(time).format(&Rfc3339).ok();
         let state = self.state();

@@ -153,7 +153,7 @@ async fn revoked_key_is_401_also_after_a_restart_with_the_kept_identity() {
     assert_eq!((status(&agent, &of[1]).await, status(&agent, &of[0]).await), (200, 200));
     assert_eq!(status(&agent, &token(&one, soon + 1)).await, 401);
 
-    // Revoked.
+    // A revoked key: no token that it signed is accepted any longer.
     published.publish(set(&[&three, &two, &one], &[three.end(&two, soon), three.end(&one, 0)])).await;
     assert_eq!((status(&agent, &of[2]).await, status(&agent, &of[1]).await), (200, 200));
     assert_eq!(status(&agent, &of[0]).await, 401);

@@ -11,7 +11,7 @@ use super::meter::Meter;
 /// What is written at once.
 const CHUNK: u64 = 64 << 10;
 
-/// One, open.
+/// An upgraded connection, which carries bytes in both directions.
 pub struct Pipe(TokioIo<Upgraded>);
 
 impl Pipe {

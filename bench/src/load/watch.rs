@@ -36,13 +36,13 @@ const LATE: Duration = Duration::from_secs(10);
 /// The first line of standard input. All watches are opened, and the answer says how many began.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Plan {
-    /// `https://host:port/prefix`.
+    /// Base of the requests' URLs, `https://host:port/prefix`.
     pub url: String,
     /// The authority to trust.
     pub ca: PathBuf,
     /// Bearer token for each request; absent if the server asks for none.
     pub token: Option<String>,
-    /// HTTP/2 connections.
+    /// Number of HTTP/2 connections.
     pub connections: usize,
     /// Watches, spread over them.
     pub watches: u32,

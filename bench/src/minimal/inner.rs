@@ -56,7 +56,7 @@ struct Upstream {
     args: Inner,
     /// Of HTTP/1.1, of which each has one request at a time.
     kept: Mutex<Vec<http1::SendRequest<Incoming>>>,
-    /// Of HTTP/2.
+    /// The one connection of HTTP/2, which carries all requests.
     one: tokio::sync::Mutex<Option<http2::SendRequest<Incoming>>>,
     tasks: TaskGroup,
 }

@@ -115,7 +115,6 @@ pub struct ConnectedCluster {
     pub resource_group: Option<String>,
 }
 
-/// `towline connect`.
 pub async fn run(args: Args) -> Outcome {
     let mut interrupt = Interrupt::listen()?;
     let mut steps = Steps::default();

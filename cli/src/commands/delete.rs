@@ -56,7 +56,6 @@ pub struct Args {
     pub common: CommonArgs,
 }
 
-/// `towline delete`.
 pub async fn run(args: Args) -> Outcome {
     let context = Context::open(&args.common.context).await?;
     let mut steps = Steps::default();

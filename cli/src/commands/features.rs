@@ -23,7 +23,6 @@ use crate::{
 /// Which features, and of which cluster.
 #[derive(Debug, clap::Args)]
 pub struct FeaturesArgs {
-    /// Which one.
     #[command(flatten)]
     pub cluster: NamedCluster,
     /// Which features

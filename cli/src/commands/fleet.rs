@@ -62,7 +62,7 @@ impl Named {
 pub struct Assignment {
     /// The client of the API.
     pub api: Api,
-    /// Its id.
+    /// The assignment's ARM id.
     pub id: ResourceId,
     /// Its path with the api-version.
     pub target: String,
@@ -80,7 +80,7 @@ impl Assignment {
         Ok(Self { api: Api::of(&context)?, id, target, group: named.resource_group.clone(), list })
     }
 
-    /// Reads it.
+    /// Reads the assignment.
     pub async fn get(&self) -> Outcome<Value> {
         self.api.get(&self.target).await.map_err(|failure| self.advised(failure))
     }

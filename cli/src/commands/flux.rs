@@ -111,7 +111,6 @@ pub enum FluxAction {
     Update(Box<UpdateArgs>),
     /// Let a cluster follow a source no more; what kustomizations with prune made is deleted in the cluster
     Delete {
-        /// Which one.
         #[command(flatten)]
         configuration: NamedConfiguration,
         /// Delete the resource alone and at once, whether or not the cluster can do its part
@@ -132,7 +131,6 @@ pub enum FluxAction {
     },
     /// One configuration
     Show {
-        /// Which one.
         #[command(flatten)]
         configuration: NamedConfiguration,
     },
@@ -176,7 +174,6 @@ pub struct NamedConfiguration {
     /// The configuration
     #[arg(short = 'n', long, value_name = "NAME", value_parser = names::configuration)]
     pub name: String,
-    /// Its cluster.
     #[command(flatten)]
     pub on: OnCluster,
 }
@@ -202,7 +199,6 @@ pub struct Waiting {
 /// `towline flux create`.
 #[derive(Debug, clap::Args)]
 pub struct CreateArgs {
-    /// Which one.
     #[command(flatten)]
     pub configuration: NamedConfiguration,
     /// With the rights of an administrator of the cluster, or of the namespace alone
@@ -218,7 +214,6 @@ pub struct CreateArgs {
     /// What is applied.
     #[command(flatten)]
     pub kustomizations: Kustomizations,
-    /// From where.
     #[command(flatten)]
     pub source: Source,
     /// How long to wait.
@@ -229,7 +224,6 @@ pub struct CreateArgs {
 /// `towline flux update`.
 #[derive(Debug, clap::Args)]
 pub struct UpdateArgs {
-    /// Which one.
     #[command(flatten)]
     pub configuration: NamedConfiguration,
     /// Suspend it, or resume it
@@ -238,7 +232,6 @@ pub struct UpdateArgs {
     /// What is applied.
     #[command(flatten)]
     pub kustomizations: Kustomizations,
-    /// From where.
     #[command(flatten)]
     pub source: Source,
     /// Do not ask

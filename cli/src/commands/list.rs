@@ -38,7 +38,6 @@ pub struct Args {
     pub common: CommonArgs,
 }
 
-/// `towline list`.
 pub async fn run(args: Args) -> Outcome {
     let context = Context::open(&args.common.context).await?;
     let scope = match &args.resource_group {

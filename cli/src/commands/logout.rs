@@ -21,7 +21,6 @@ pub struct Args {
     pub all: bool,
 }
 
-/// `towline logout`.
 pub async fn run(args: Args) -> Outcome {
     let folder = Folder::open()?;
     let current = folder.current()?;

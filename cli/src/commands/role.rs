@@ -182,7 +182,6 @@ pub enum DefinitionAction {
     },
 }
 
-/// `towline role`.
 pub async fn run(args: Args) -> Outcome {
     let context = Context::open(&args.common.context).await?;
     let roles = Roles { api: Api::of(&context)?, context, output: args.common.output };

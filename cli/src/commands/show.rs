@@ -24,7 +24,6 @@ pub struct Args {
     pub common: CommonArgs,
 }
 
-/// `towline show`.
 pub async fn run(args: Args) -> Outcome {
     let context = Context::open(&args.common.context).await?;
     let id = context.cluster(&args.cluster.resource_group, &args.cluster.name)?;

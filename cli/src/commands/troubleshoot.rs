@@ -42,7 +42,7 @@ enum State {
     Incomplete,
 }
 
-/// One check.
+/// What one check found.
 struct Finding {
     check: &'static str,
     state: State,
@@ -86,7 +86,6 @@ impl Job {
 /// Find out why a cluster is not connected, and pack what was found
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// The resource.
     #[command(flatten)]
     pub cluster: NamedCluster,
     /// Which Kubernetes cluster.

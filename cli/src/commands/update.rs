@@ -55,7 +55,6 @@ pub struct Args {
     pub common: CommonArgs,
 }
 
-/// `towline update`.
 pub async fn run(args: Args) -> Outcome {
     let mut body = json!({});
     if let Some(tags) = args.tags.json() {

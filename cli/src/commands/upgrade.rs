@@ -55,7 +55,6 @@ fn duration_or_seconds(text: &str) -> Result<Duration, String> {
     positive_duration(&whole).map_err(|error| error.to_string())
 }
 
-/// `towline upgrade`.
 pub async fn run(args: Args) -> Outcome {
     let own = manifests::version();
     if let Some(wanted) = args.agent_version.as_deref().filter(|wanted| *wanted != own) {

@@ -25,7 +25,7 @@ const ACCOUNTS: usize = 1000;
 /// Characters of an account's name at most; a file is named by it.
 const NAME_BYTES: usize = 80;
 
-/// `current.json`.
+/// The content of `current.json`.
 #[derive(Default, Serialize, Deserialize)]
 struct Current {
     account: Option<String>,

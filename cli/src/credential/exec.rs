@@ -17,7 +17,7 @@ pub enum ExecVersion {
 }
 
 impl ExecVersion {
-    /// The `apiVersion`.
+    /// The value of `apiVersion` that names it.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::V1 => "client.authentication.k8s.io/v1",

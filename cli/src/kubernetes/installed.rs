@@ -32,7 +32,7 @@ const GONE: Duration = Duration::from_secs(180);
 /// Whether a namespace goes with what is in it.
 #[derive(Debug, Clone, Copy)]
 pub enum Whole<'a> {
-    /// It stays.
+    /// The namespace stays.
     Stays,
     /// It goes if this program made it, whichever run.
     IfOurs,
@@ -43,7 +43,7 @@ pub enum Whole<'a> {
 /// Agents in a cluster.
 #[derive(Debug, Clone)]
 pub struct Installed {
-    /// Where.
+    /// The namespace that they are in.
     pub namespace: String,
     /// The resource's ARM id, as their configuration has it.
     pub cluster_id: String,
@@ -279,7 +279,7 @@ fn everything(namespace: &str) -> Vec<Place> {
     all
 }
 
-/// `extension-catalogue`, `extension-<name>-protected`.
+/// Whether the name is `extension-catalogue` or `extension-<name>-protected`.
 fn is_extension_secret(name: &str) -> bool {
     let protected = name.strip_prefix("extension-").and_then(|name| name.strip_suffix("-protected"));
     name == "extension-catalogue" || protected.is_some_and(|name| !name.is_empty())

@@ -139,7 +139,7 @@ pub struct KeptExtensions {
 pub struct KeptGitops {
     /// URLs of sources.
     pub repositories: Vec<String>,
-    /// `cluster`, `namespace`.
+    /// Scopes that a configuration may have: `cluster`, `namespace`.
     pub scopes: Vec<String>,
     /// Namespaces of configurations.
     pub namespaces: Vec<String>,

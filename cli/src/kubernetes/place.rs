@@ -32,23 +32,14 @@ const fn kind(
     Kind { group, version, name, plural, namespaced }
 }
 
-/// Namespaces.
 pub const NAMESPACE: Kind = kind("", "v1", "Namespace", "namespaces", false);
-/// Secrets.
 pub const SECRET: Kind = kind("", "v1", "Secret", "secrets", true);
-/// ConfigMaps.
 pub const CONFIG_MAP: Kind = kind("", "v1", "ConfigMap", "configmaps", true);
-/// Services.
 pub const SERVICE: Kind = kind("", "v1", "Service", "services", true);
-/// Pods.
 pub const POD: Kind = kind("", "v1", "Pod", "pods", true);
-/// Events.
 pub const EVENT: Kind = kind("", "v1", "Event", "events", true);
-/// Deployments.
 pub const DEPLOYMENT: Kind = kind("apps", "v1", "Deployment", "deployments", true);
-/// ReplicaSets.
 pub const REPLICA_SET: Kind = kind("apps", "v1", "ReplicaSet", "replicasets", true);
-/// Jobs.
 pub const JOB: Kind = kind("batch", "v1", "Job", "jobs", true);
 /// The Lease of `coordination.k8s.io/v1`, by which one run at a time works in a namespace.
 pub const LEASE: Kind = kind("coordination.k8s.io", "v1", "Lease", "leases", true);
@@ -111,7 +102,7 @@ impl Kind {
     }
 }
 
-/// One object.
+/// An object, or all objects of a kind.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Place {
     /// What it is.

@@ -24,7 +24,6 @@ const LOG_BYTES: i64 = 1024 * 1024;
 
 /// What is known of a pod.
 pub struct PodState {
-    /// Its name.
     pub name: String,
     /// Whether all of its containers are ready.
     pub ready: bool,
@@ -182,7 +181,7 @@ impl Standing {
 pub struct Rollout {
     /// Whether all pods are new and ready, and none of before is left.
     pub is_done: bool,
-    /// For people.
+    /// How far they are, in a sentence for people.
     pub state: String,
     /// What keeps it from going on.
     pub obstacles: Vec<Obstacle>,

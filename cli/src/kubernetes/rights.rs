@@ -107,7 +107,7 @@ pub fn to_run_a_job(namespace: &str) -> Vec<Right> {
 
 /// What the apiserver's authorizers said of somebody whom none of them allows anything.
 pub struct Opinions {
-    /// Their reasons.
+    /// Reasons that the authorizers gave; empty where none did.
     pub reason: String,
     /// Why some of them could not be asked; empty where all could.
     pub error: String,

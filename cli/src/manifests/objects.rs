@@ -26,19 +26,19 @@ const MODE_ALL: u32 = 0o444;
 /// Which of the Deployments something belongs to.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Part {
-    /// [`AGENT`].
+    /// The Deployment [`AGENT`].
     Agent,
-    /// [`MANAGER`].
+    /// The Deployment [`MANAGER`].
     Manager,
-    /// [`EXTENSIONS`].
+    /// The Deployment [`EXTENSIONS`].
     Extensions,
-    /// [`GITOPS`].
+    /// The Deployment [`GITOPS`].
     Gitops,
-    /// [`GUARD`].
+    /// The Deployment [`GUARD`].
     Guard,
-    /// [`FLUX_LOGS`].
+    /// The Deployment [`FLUX_LOGS`].
     FluxLogs,
-    /// [`UPGRADER`].
+    /// The Deployment [`UPGRADER`].
     Upgrader,
 }
 

@@ -78,7 +78,7 @@ section! {
     }
 }
 section! {
-    /// Its image.
+    /// The image of extension-manager.
     ExtensionImage { repository: String, tag: String, digest: String }
 }
 section! {
@@ -139,7 +139,7 @@ section! {
     Admin { address: String, port: u16 }
 }
 section! {
-    /// The image.
+    /// The image of the agents.
     Image { repository: String, tag: String, digest: String, pull_policy: String, pull_secrets: Vec<String> }
 }
 section! {
@@ -188,9 +188,9 @@ pub struct Proxy {
     pub url: String,
     /// PEM of the proxy's own authority.
     pub ca: String,
-    /// Basic authentication.
+    /// The user name for Basic authentication.
     pub username: String,
-    /// Its password.
+    /// The password for Basic authentication.
     #[serde(serialize_with = "exposed")]
     pub password: SecretString,
     /// A Secret with both instead.

@@ -23,12 +23,12 @@ pub enum ReadError {
     /// Neither UTF-8 nor, by its byte order mark, UTF-16.
     #[error("it is not text: neither UTF-8 nor UTF-16")]
     Encoding,
-    /// Not YAML.
+    /// The text is not YAML.
     #[error("it is not YAML: line {line} column {column}")]
     Syntax {
-        /// From 1.
+        /// The line, counted from 1.
         line: usize,
-        /// From 1.
+        /// The column, counted from 1.
         column: usize,
     },
     /// Too large, or too deep.

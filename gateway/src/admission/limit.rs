@@ -35,7 +35,7 @@ const LONG_TARGETS_MIN: u32 = limits::LONG_TARGETS_PER_ADDRESS;
 /// Of the files that the process may open, this part is kept for tunnels, the admin listener, issuers and what is
 /// written, within [`FILES_KEPT`].
 const FILES_KEPT_PART: u64 = 4;
-/// See [`FILES_KEPT_PART`].
+/// Least and greatest number of files that [`FILES_KEPT_PART`] keeps.
 const FILES_KEPT: std::ops::RangeInclusive<u64> = 64..=1024;
 
 /// Counts of what is open.

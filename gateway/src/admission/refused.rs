@@ -15,7 +15,7 @@ use crate::{
 
 /// Records in one [`WINDOW`]; the next one says how many there were beyond.
 pub const RECORDS: u32 = 20;
-/// See [`RECORDS`].
+/// The length of time that [`RECORDS`] counts in.
 const WINDOW: Duration = Duration::from_secs(1);
 
 /// Counts refused connections, and writes audit records of them at a bounded rate.

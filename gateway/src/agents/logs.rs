@@ -6,7 +6,7 @@ use types::agent_api::LogPositions;
 use super::{Agent, Call, Reply, desired::wanted, objects::stored_key};
 use crate::api_error::ApiError;
 
-/// `GET /v1/objects/logs`.
+/// Answers `GET /v1/objects/logs`: the last position of each source that the gateway has.
 pub async fn positions(call: &Call, agent: &Agent) -> Result<Reply, ApiError> {
     wanted(call, agent)?;
     let positions = match stored_key(call, agent)? {
@@ -16,7 +16,7 @@ pub async fn positions(call: &Call, agent: &Agent) -> Result<Reply, ApiError> {
     Reply::json(&positions)
 }
 
-/// `POST /v1/objects/logs`.
+/// Answers `POST /v1/objects/logs`: keeps the lines.
 pub async fn tell(call: &Call, agent: &Agent) -> Result<Reply, ApiError> {
     wanted(call, agent)?;
     let told = call.message().await?;

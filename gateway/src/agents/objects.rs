@@ -42,7 +42,7 @@ async fn page(call: &Call, agent: &Agent, after: Option<i64>) -> Result<Objects,
     call.control.objects(&cluster, call.parameter("kind"), after).await
 }
 
-/// `POST /v1/objects/protected`.
+/// Answers `POST /v1/objects/protected` with the protected settings of one object.
 pub async fn protected(call: &Call, agent: &Agent) -> Result<Reply, ApiError> {
     wanted(call, agent)?;
     let question = call.message().await?;
@@ -50,7 +50,7 @@ pub async fn protected(call: &Call, agent: &Agent) -> Result<Reply, ApiError> {
     Reply::json(&call.control.protected_of(&cluster, &question).await?)
 }
 
-/// `POST /v1/objects/statuses`.
+/// Answers `POST /v1/objects/statuses`: keeps what the agent reports of its objects.
 pub async fn tell(call: &Call, agent: &Agent) -> Result<Reply, ApiError> {
     wanted(call, agent)?;
     let told: ObjectStatuses = call.message().await?;

@@ -35,7 +35,7 @@ async fn told(snapshot: Arc<Snapshot>, cluster: &ClusterId) -> Result<Told, ApiE
     made.await.map_err(ApiError::internal)?.map_err(ApiError::internal)
 }
 
-/// The answer.
+/// Answers with the cluster's roles and assignments, signed; waits for news if the agent has the current ones.
 pub async fn serve(call: &Call, agent: &Agent) -> Result<Reply, ApiError> {
     let Some(issuer) = call.core.issuer.load_full() else {
         let message = "This gateway has no issuer of its own whose keys agents could have pinned, so roles and assignments cannot be verified; remove azure_rbac from the agent's settings, or run the built-in issuer.";

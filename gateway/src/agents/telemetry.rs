@@ -20,7 +20,7 @@ const LINES_AT_ONCE: usize = 4000;
 const TURN_BYTES: usize = 64 * 1024;
 /// Characters of a process's name.
 const NAME: usize = 64;
-/// `POST /v1/metrics?agent=<name>`.
+/// Answers `POST /v1/metrics?agent=<name>`: keeps the metrics of one process of the agents.
 pub async fn metrics(call: &Call, agent: &Agent) -> Result<Reply, ApiError> {
     let process = call.parameter("agent").unwrap_or("agent");
     if process.is_empty() || process.len() > NAME || !process.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-') {

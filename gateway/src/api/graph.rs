@@ -17,11 +17,11 @@ const IDS: usize = 1000;
 /// What may be asked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Question {
-    /// `POST directoryObjects/getByIds`.
+    /// `POST directoryObjects/getByIds`: objects by their ids.
     ByIds,
-    /// `GET servicePrincipals?$filter=...`.
+    /// `GET servicePrincipals?$filter=...`: service principals by the filter.
     ServicePrincipals,
-    /// `GET users?$filter=...`.
+    /// `GET users?$filter=...`: users by the filter.
     Users,
     /// `GET me`: the caller, of whatever issuer, by the id that role assignments know them by.
     Me,

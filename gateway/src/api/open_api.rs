@@ -25,7 +25,7 @@ const WRITE_REFUSALS: &[(&str, &str)] = &[
     ("415", "the body is not application/json, or compressed"),
 ];
 
-/// The document.
+/// The whole document, as `gateway/openapi.json` keeps it.
 pub fn document() -> Value {
     let mut paths = Map::new();
     let mut schemas = Map::new();

@@ -19,7 +19,7 @@ pub enum Route {
     Metadata,
     /// The OpenAPI document.
     OpenApi,
-    /// `/tenants`.
+    /// `/tenants`: the gateway's one tenant.
     Tenants,
     /// The id of one resource.
     Resource(ResourceId),
@@ -38,7 +38,7 @@ pub enum Route {
     ExtensionTypes(extension_types::Question),
     /// `POST <resource>/<action>`, or another method for one that there is.
     Action(ResourceId, String),
-    /// `.../providers`, `.../providers/<namespace>`.
+    /// `.../providers` or `.../providers/<namespace>`: resource providers and their types.
     Providers {
         /// In which subscription; `None`: `/providers`.
         subscription: Option<String>,
@@ -56,17 +56,17 @@ pub enum Route {
     },
     /// `/providers/<namespace>/operations`: what a provider can do.
     Operations(String),
-    /// `.../locations/<location>/operationStatuses/<id>`.
+    /// `.../locations/<location>/operationStatuses/<id>`: how far an operation is.
     OperationStatus(String, String),
-    /// `.../locations/<location>/operationResults/<id>`.
+    /// `.../locations/<location>/operationResults/<id>`: what an operation came to.
     OperationResult(String, String),
-    /// `/subscriptions/<id>/locations`.
+    /// `/subscriptions/<id>/locations`: the locations of a subscription.
     Locations(String),
-    /// `/v1.0/...`.
+    /// `/v1.0/...`: the part of Microsoft Graph that clients look up names by.
     Graph(graph::Question),
-    /// `/providers/Microsoft.Authorization/servicePrincipals...`.
+    /// `/providers/Microsoft.Authorization/servicePrincipals...`: service principals of the built-in issuer.
     ServicePrincipals(service_principals::Question),
-    /// `/providers/Microsoft.Kubernetes/sessions...`.
+    /// `/providers/Microsoft.Kubernetes/sessions...`: open sessions, or one action of theirs.
     Sessions(Option<String>),
 }
 
@@ -194,7 +194,7 @@ fn has_action(id: &ResourceId, action: &str) -> bool {
     super::read::kind_of(id).is_ok_and(|kind| kind.actions().iter().any(|known| known.eq_ignore_ascii_case(action)))
 }
 
-/// `<scope>/providers/<namespace>/<type>`.
+/// The route of a collection, `<scope>/providers/<namespace>/<type>`; `None` for another path.
 fn collection(segments: &[&str], words: &[&str]) -> Result<Option<Route>, InvalidId> {
     let Some(at) = words.len().checked_sub(3).filter(|at| words[*at] == "providers") else { return Ok(None) };
     let scope = ResourceId::parse(&format!("/{}", segments[..at].join("/")))?;

@@ -86,7 +86,7 @@ pub(super) struct Known {
     pub(super) trace: Option<[u8; 16]>,
     /// The cluster that the address names; [`Text::Cluster`] is the one that it is.
     pub(super) key: Option<ClusterKey>,
-    /// The gateway's.
+    /// What the gateway decided, in one word.
     pub(super) decision: &'static str,
     pub(super) outcome: Outcome,
     pub(super) carrier: Option<CarrierKind>,

@@ -33,7 +33,7 @@ const LAST_WRITE: Duration = Duration::from_millis(100);
 
 /// What the writer is given.
 pub(super) enum Entry {
-    /// A request's.
+    /// The record of a request.
     Record(Box<Known>),
     /// Any other, with its line feed.
     Line(Vec<u8>),

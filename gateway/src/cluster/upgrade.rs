@@ -14,7 +14,7 @@ const TARGET: &str = "targetAgentVersion";
 const SINCE: &str = "targetAgentVersionSince";
 /// A version that these agents do not get again: an upgrade to it was rolled back, failed, or never began.
 const LEFT: &str = "failedAgentVersion";
-/// Why.
+/// The cause for [`LEFT`].
 const WHY: &str = "failedAgentVersionReason";
 
 /// How far an upgrade is.
@@ -77,7 +77,7 @@ pub struct Noted {
     pub since: Option<String>,
     /// The version that they do not get again.
     pub left: Option<String>,
-    /// Why.
+    /// The cause for `left`.
     pub why: Option<String>,
 }
 

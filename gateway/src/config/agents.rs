@@ -35,7 +35,7 @@ pub struct Agents {
 /// An authority's certificate and key, PEM.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AuthorityFiles {
-    /// Its certificate.
+    /// Path of the certificate.
     pub certificate: PathBuf,
     /// Its private key.
     pub key: PathBuf,
@@ -49,7 +49,7 @@ impl Agents {
         Self { ca_file, authority, certificate_lifetime, statement_lifetime, token_audiences }
     }
 
-    /// Reads `[agents]`.
+    /// Reads the table `[agents]`.
     pub fn read(mut section: Section, faults: &mut Faults) -> Option<Self> {
         let ca_file = section.required_path("ca_file", "the PEM file of the CA of agents' certificates", faults);
         let roots = ca_file.as_deref().map(Roots::load);

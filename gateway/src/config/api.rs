@@ -102,14 +102,14 @@ impl StoreAt {
 /// A subscription that the configuration defines.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Subscription {
-    /// Its GUID.
+    /// The subscription's id, a GUID.
     pub id: String,
     /// Its display name.
     pub name: String,
 }
 
 impl Api {
-    /// Reads `[api]`.
+    /// Reads the table `[api]`.
     pub fn read(mut section: Section, faults: &mut Faults) -> Option<Self> {
         let url = section.required_parsed("url", "the https:// address of the gateway", faults, |text| {
             let fine = Url::parse(text).ok().filter(|url| {
@@ -205,7 +205,7 @@ impl Api {
 /// Webhooks at most.
 const WEBHOOKS: usize = 16;
 
-/// `[[api.webhooks]]`.
+/// Reads the tables `[[api.webhooks]]`.
 fn webhooks(section: &mut Section, secrets: &mut SecretFiles, faults: &mut Faults) -> Vec<Webhook> {
     let mut webhooks = Vec::new();
     let entries = section.sections("webhooks", faults);

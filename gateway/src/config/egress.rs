@@ -37,11 +37,11 @@ struct Pattern {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Host {
-    /// This name.
+    /// A host name, in lower case.
     Name(String),
     /// Every name below this one, `*.example.org`.
     Below(String),
-    /// This address.
+    /// An IP address.
     Address(IpAddr),
 }
 
@@ -50,7 +50,7 @@ enum Host {
 pub struct Destination {
     /// A name, or an address without brackets.
     pub host: String,
-    /// The port.
+    /// The TCP port.
     pub port: u16,
 }
 
@@ -117,7 +117,7 @@ impl FromStr for Pattern {
 }
 
 impl Egress {
-    /// Reads `[egress]`.
+    /// Reads the table `[egress]`.
     pub fn read(mut section: Section, faults: &mut Faults) -> Self {
         let texts = section.texts("hosts", faults).unwrap_or_default();
         if texts.len() > HOSTS_MAX {

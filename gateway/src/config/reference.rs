@@ -15,7 +15,7 @@ const fn many(name: &'static str, meaning: &'static str, keys: &'static [Key]) -
     Table { name, many: true, needed: false, meaning, keys }
 }
 
-/// The reference.
+/// The text of `gateway/reference.toml`: every setting with its meaning and default.
 pub fn text() -> String {
     let title = "The gateway's settings, all of them. Paths are relative to the file's folder. A duration has a unit: 250ms, 30s, 15m, 8h, 90d. \
         Made by `towline-gateway config-reference`; `towline-gateway check-config` names every fault of a file; SIGHUP reads it again \

@@ -42,7 +42,7 @@ impl Default for Upgrades {
 }
 
 impl Upgrades {
-    /// Reads `[api.upgrades]`.
+    /// Reads the table `[api.upgrades]`.
     pub fn read(mut section: Section, faults: &mut Faults) -> Self {
         let default = Self::default();
         let automatic = section.flag("automatic", faults).unwrap_or(default.automatic);
@@ -104,7 +104,7 @@ fn window(hours: Option<(u16, u16)>, days: &[String], name: Option<&str>) -> Res
     Ok(Some(Window::new(schedule, minutes.into(), zone)))
 }
 
-/// `HH:MM-HH:MM`.
+/// Parses `HH:MM-HH:MM` into two numbers of minutes since midnight.
 fn hours(text: &str) -> Result<(u16, u16), &'static str> {
     const WANTED: &str = "must be HH:MM-HH:MM, such as 22:00-04:00";
     let minute = |text: &str| {

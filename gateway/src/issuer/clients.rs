@@ -13,7 +13,7 @@ const AZ_CLIENT: &str = "04b07795-8ddb-461a-bbee-02f9e1bf7b46";
 /// A public client.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PublicClient {
-    /// `client_id`.
+    /// The OAuth 2 parameter `client_id`.
     pub id: String,
     /// As people are told it.
     pub name: String,

@@ -57,9 +57,9 @@ pub enum KeptError {
     /// It is sealed with another key, or was changed.
     #[error("what the store keeps of the built-in issuer ({name}) cannot be opened: {source}")]
     Sealed {
-        /// The document.
+        /// Name of the document.
         name: &'static str,
-        /// Why.
+        /// What the library reported.
         source: ProtectError,
     },
     /// The gateway has not run on this store yet.

@@ -139,9 +139,9 @@ fn scope(scope: &str) -> Result<Scope<'_>, Refusal> {
 
 /// A client and its secret, as shown.
 pub struct ClientSecret {
-    /// `client_id`.
+    /// The OAuth 2 parameter `client_id`.
     pub id: String,
-    /// `client_secret`.
+    /// The OAuth 2 parameter `client_secret`.
     pub secret: SecretString,
     /// Whether they came as HTTP Basic authentication.
     pub basic: bool,

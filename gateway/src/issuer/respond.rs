@@ -86,12 +86,12 @@ impl Refusal {
         self.words().0
     }
 
-    /// `error`.
+    /// The OAuth 2 parameter `error`, a code that programs compare.
     pub fn error(&self) -> &'static str {
         self.words().1
     }
 
-    /// `error_description`.
+    /// The OAuth 2 parameter `error_description`, a sentence for people.
     pub fn description(&self) -> Cow<'static, str> {
         self.words().2
     }

@@ -53,9 +53,9 @@ pub struct Folder {
 
 /// See the module.
 pub enum State {
-    /// Of one process.
+    /// State of one process, in a folder of the local file system.
     Folder(Box<Folder>),
-    /// Of several.
+    /// State that several replicas share, in the store.
     Shared(Box<Shared>),
 }
 

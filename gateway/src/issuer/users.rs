@@ -81,7 +81,7 @@ pub struct User {
     /// spelling, with hyphens, wherever it is shown or compared: roles are assigned to it.
     #[serde(deserialize_with = "spelled_as_guid")]
     pub id: String,
-    /// `groups`.
+    /// Names of the user's groups, which tokens have as `groups`.
     pub groups: Vec<String>,
     /// Gets no tokens.
     #[serde(default)]

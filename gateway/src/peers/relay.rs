@@ -98,7 +98,7 @@ fn not_opened(error: Option<&OpenError>) -> Option<StreamCode> {
     }
 }
 
-/// One direction.
+/// One direction of a relayed stream.
 #[derive(Default)]
 struct Way {
     /// Taken from one side and not yet by the other.

@@ -135,7 +135,7 @@ pub enum AddressError {
     /// Target (or `:authority`) and `Host` differ.
     #[error("the Host header names another host than the request target")]
     HostMismatch,
-    /// Not `/...`.
+    /// The target does not begin with `/`.
     #[error("the request target must be a path")]
     Target,
     /// Longer than [`types::limits::TARGET_BYTES`], or where only clusters take more than

@@ -181,7 +181,7 @@ fn carry_out(
             if !matches!(refusal.kind, Kind::NotTaken { .. }) || tries >= TRIES {
                 return Err(refusal);
             }
-            // Boxed: rare.
+            // Boxed, so that this rare case does not enlarge the future of every request.
             let Some(again) = Box::pin(up.again(core, &request, down)).await else { return Err(refusal) };
             down = again;
             custody.record().handed_to("");

@@ -281,7 +281,7 @@ const METHODS: &str = "GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS";
 /// In whose words a refusal is put.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Words {
-    /// A `Status`.
+    /// A Kubernetes `Status`.
     Kubernetes,
     /// ARM's error envelope.
     Arm,

@@ -41,7 +41,7 @@ use crate::{
 mod credential;
 pub mod facts;
 
-/// The plug-in.
+/// The kind of connected clusters.
 pub struct ConnectedClusters;
 
 /// The full type.

@@ -48,11 +48,11 @@ const PREFIX: &str = "towline-enrol";
 const TEXT_BYTES: usize = 1024;
 /// Tokens of a resource group at once that have not ended.
 const OF_ONE_GROUP: u32 = 500;
-/// How long one is good for, in seconds, where nobody says,
+/// Lifetime of a token in seconds, where the request names none.
 const LIFE_SECONDS: i64 = 3600;
-/// at least,
+/// Shortest lifetime that a request may name, in seconds.
 const SHORTEST_SECONDS: i64 = 60;
-/// and at most.
+/// Longest lifetime that a request may name, in seconds.
 const LONGEST_SECONDS: i64 = 7 * 86_400;
 
 const BODY: &[Property] = &[

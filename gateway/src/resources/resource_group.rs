@@ -15,7 +15,7 @@ use crate::{
     api_error::ApiError, identity::Caller, resources::filter, store::resources::Stored, stored::properties_mut,
 };
 
-/// The plug-in.
+/// The kind of resource groups.
 pub struct ResourceGroups;
 
 const PROPERTIES: &[Property] = &[Property::read_only("provisioningState", Type::Text)];

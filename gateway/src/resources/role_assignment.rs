@@ -35,7 +35,7 @@ use crate::{
     stored::{last_name, properties, properties_mut},
 };
 
-/// The plug-in.
+/// The kind of role assignments.
 pub struct RoleAssignments;
 
 /// The full type.

@@ -27,7 +27,7 @@ use crate::{
     stored::{last_name, properties, properties_mut},
 };
 
-/// The plug-in.
+/// The kind of role definitions.
 pub struct RoleDefinitions;
 
 /// The full type.

@@ -31,7 +31,7 @@ const FAULTS: usize = 50;
 /// What a value may be.
 #[derive(Clone, Copy)]
 pub enum Type {
-    /// A text.
+    /// Any text.
     Text,
     /// One of these words, in any case; kept in the case given here.
     Words(&'static [&'static str]),
@@ -49,7 +49,7 @@ pub enum Type {
     Settings,
     /// Tags: as [`Type::Texts`], within ARM's limits (docs/features.md R12).
     Tags,
-    /// A list.
+    /// A list whose members are of this type.
     List(&'static Self),
     /// An object that is another kind's to check.
     Json,
@@ -76,11 +76,11 @@ pub struct Entries {
 /// What a property is where nobody said.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fallback {
-    /// A text.
+    /// A fixed text.
     Text(&'static str),
     /// `true` or `false`.
     Bool(bool),
-    /// A number.
+    /// A fixed number.
     Number(i32),
 }
 
@@ -97,7 +97,7 @@ impl From<Fallback> for Value {
 /// Who writes a property.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access {
-    /// Clients.
+    /// Clients write it, and read what they wrote.
     ReadWrite,
     /// Clients, who never see it again.
     WriteOnly,

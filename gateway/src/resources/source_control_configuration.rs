@@ -21,7 +21,7 @@ use crate::{
     stored::{properties, properties_mut},
 };
 
-/// The plug-in.
+/// The kind of source control configurations.
 pub struct SourceControlConfigurations;
 
 /// The full type.

@@ -14,7 +14,7 @@ use crate::{
     store::resources::Stored,
 };
 
-/// The plug-in.
+/// The kind of subscriptions.
 pub struct Subscriptions;
 
 const SCHEMA: &[Property] = &[

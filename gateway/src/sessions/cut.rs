@@ -29,7 +29,7 @@ pub fn cuttable<F: Future>(serving: F) -> Cuttable<F> {
     Cuttable { serving: Box::pin(serving), cut: Cut::default(), cancelled: None }
 }
 
-/// See [`cuttable`].
+/// The future that [`cuttable`] returns.
 pub struct Cuttable<F> {
     serving: Pin<Box<F>>,
     cut: Cut,

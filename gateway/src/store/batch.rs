@@ -45,7 +45,7 @@ pub struct Batch {
     pub as_read: Vec<(String, i64)>,
     /// Kinds, in small letters, of which what has this key must hold nothing.
     pub without: Vec<(String, String)>,
-    /// New operations.
+    /// Operations that begin.
     pub begins: Vec<Operation>,
     /// Operations that end.
     pub ends: Vec<Ended>,
@@ -62,7 +62,7 @@ pub struct Batch {
 /// that of two who carry out the same operation only one does.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Ended {
-    /// Its name.
+    /// The operation's name.
     pub id: String,
     /// How it ended.
     pub status: Status,
@@ -108,13 +108,13 @@ pub enum Refused {
     /// It holds something.
     #[error("{key} holds something")]
     NotEmpty {
-        /// Which.
+        /// Key of the resource that was to be deleted.
         key: String,
     },
     /// What would hold it does not exist (any more).
     #[error("what would hold {key} does not exist")]
     NoParent {
-        /// Which.
+        /// Key of the resource that was to be written.
         key: String,
     },
 }

@@ -19,7 +19,7 @@ const VERSIONS: &str = "SELECT name, version FROM documents ORDER BY name";
 /// A document as kept.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Document {
-    /// Its name.
+    /// The document's name, which is unique in the store.
     pub name: String,
     /// Rises with every change.
     pub version: i64,

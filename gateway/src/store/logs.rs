@@ -42,7 +42,7 @@ pub struct Room {
 /// The newest lines, as many as stay within both.
 #[derive(Debug, Clone, Copy)]
 pub struct Bound {
-    /// How many.
+    /// Number of lines.
     pub lines: usize,
     /// The bytes of them all, as they are kept.
     pub bytes: i64,

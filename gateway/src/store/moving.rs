@@ -50,7 +50,7 @@ pub enum MoveError {
     /// What arrived is not what was there.
     #[error("of {from} rows of the table {table} {to} arrived: nothing was moved; run this again")]
     Count {
-        /// The table.
+        /// Name of the table.
         table: String,
         /// Rows of SQLite.
         from: i64,
@@ -60,9 +60,9 @@ pub enum MoveError {
     /// A column of a type that no migration gives.
     #[error("the column {column} of the table {table} has the type {found}, which is not known here")]
     Column {
-        /// The table.
+        /// Name of the table.
         table: String,
-        /// The column.
+        /// Name of the column.
         column: String,
         /// Its type in SQLite.
         found: String,

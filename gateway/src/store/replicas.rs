@@ -58,7 +58,7 @@ fn columns(lease: &str) -> String {
 /// A row of a replica.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Row {
-    /// Its name.
+    /// The replica's name, as `[replicas] name` sets it.
     pub name: String,
     /// Which of its starts.
     pub generation: i64,
@@ -100,7 +100,7 @@ pub struct Held {
     pub key: ClusterKey,
     /// Tunnels that take users' requests.
     pub users: u16,
-    /// Others.
+    /// Tunnels that take no users' requests.
     pub others: u16,
     /// The number of this change.
     pub changed: i64,
@@ -113,7 +113,7 @@ pub enum Told {
     Revision(i64),
     /// Something new of a replica.
     Replica {
-        /// Its name.
+        /// The replica's name.
         name: String,
         /// Which of its starts.
         generation: i64,

@@ -16,7 +16,7 @@ pub(super) const OF_OWNER: &str = "SELECT count(*) FROM tickets WHERE kind = $1 
 const OF_KIND: &str = "SELECT count(*) FROM tickets WHERE kind = $1";
 pub(super) const COUNTED: &str = "SELECT count FROM counts WHERE name = $1 AND ends > $2";
 
-/// A ticket.
+/// A row that proves something until it ends, such as a device code.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ticket {
     /// What it is one of.
@@ -66,9 +66,9 @@ pub enum Then {
     Change {
         /// What it is worth, sealed.
         sealed: Vec<u8>,
-        /// Its rank.
+        /// The new [`Ticket::rank`].
         rank: i64,
-        /// Its end.
+        /// The new [`Ticket::ends`], in seconds since 1970.
         ends: i64,
     },
     /// It is deleted.

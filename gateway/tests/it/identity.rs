@@ -120,7 +120,7 @@ async fn names_of_any_alphabet_and_underscores_arrive() {
     assert_eq!(world.audit().await[0]["impersonated_user"], "j\u{f6}rg");
 }
 
-/// docs/threats.md TH5.
+/// Shows the row TH5 of docs/threats.md.
 #[tokio::test]
 async fn exactly_one_credential_is_taken() {
     let world = World::new().await;

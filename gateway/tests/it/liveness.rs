@@ -61,7 +61,7 @@ async fn a_tunnel_that_nobody_uses_is_left_alone_until_somebody_does() {
     assert!(tunnel.rest() && tunnel.used().now_or_never().is_none());
     tunnel.use_now();
     assert!(tunnel.used().now_or_never().is_some());
-    // Told once.
+    // A second call wakes nobody: use is told once.
     tunnel.use_now();
     assert!(tunnel.used().now_or_never().is_none());
 

@@ -134,7 +134,7 @@ fn run_and_kill(file: &Path, lines: u64, spins: u64, said: &mut Said) {
     }
     // Not right behind an acknowledgement only.
     (0..spins).for_each(|_| std::thread::yield_now());
-    // SIGKILL.
+    // Sends SIGKILL, so that the process has no chance to write anything more.
     child.0.kill().unwrap();
     out.map_while(Result::ok).for_each(&mut hear);
     child.0.wait().unwrap();

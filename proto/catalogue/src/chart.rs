@@ -180,7 +180,7 @@ impl Chart {
     }
 }
 
-/// `agent=sha256:0123…,extension-manager=sha256:4567…`.
+/// Parses a list such as `agent=sha256:0123…,extension-manager=sha256:4567…`.
 fn image_digests(text: &str) -> Result<BTreeMap<String, String>, String> {
     let is_digest = |digest: &str| {
         let hex = digest.strip_prefix("sha256:").unwrap_or_default();

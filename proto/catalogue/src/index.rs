@@ -47,7 +47,7 @@ pub enum IndexError {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Index {
-    /// [`FORMAT`].
+    /// Version of the file's format, [`FORMAT`].
     pub format: u32,
     /// Which catalogue this is. It never changes.
     pub catalogue: CatalogueId,

@@ -157,7 +157,7 @@ pub enum OpenError {
     Size {
         /// Size of the chart that was given, in bytes.
         given: u64,
-        /// The index's.
+        /// Bytes, as the index has them.
         catalogued: u64,
     },
     /// It has another digest.
@@ -165,7 +165,7 @@ pub enum OpenError {
     Digest {
         /// Digest of the chart that was given.
         given: Sha256,
-        /// The index's.
+        /// SHA-256, as the index has it.
         catalogued: Sha256,
     },
     /// It cannot be read.
@@ -176,7 +176,7 @@ pub enum OpenError {
     OtherChart {
         /// Its own name and version.
         given: String,
-        /// The index's.
+        /// Name and version, as the index has them.
         catalogued: String,
     },
 }

@@ -86,7 +86,7 @@ pub struct ChallengeRequest {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Challenge {
-    /// Base64.
+    /// An opaque text in base64, which the signature has to cover.
     pub challenge: String,
     /// How long it is good for.
     pub expires_in_seconds: u64,
@@ -147,7 +147,7 @@ pub struct Certificate {
     pub not_after: String,
     /// Object id of the cluster's identity.
     pub principal_id: String,
-    /// The tenant.
+    /// Id of the tenant.
     pub tenant_id: String,
 }
 
@@ -156,7 +156,7 @@ pub struct Certificate {
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct TokenEnrolment {
-    /// The token.
+    /// The one-time enrolment token.
     pub token: String,
     /// The name of the cluster that is to be.
     pub name: String,
@@ -165,7 +165,7 @@ pub struct TokenEnrolment {
     /// The location; that of the group where it is empty.
     #[serde(default)]
     pub location: String,
-    /// Tags.
+    /// Tags of the new cluster.
     #[serde(default)]
     pub tags: serde_json::Map<String, serde_json::Value>,
 }
@@ -184,7 +184,7 @@ pub struct TokenEnrolled {
     pub cluster_id: String,
     /// Object id of its identity.
     pub principal_id: String,
-    /// The tenant.
+    /// Id of the tenant.
     pub tenant_id: String,
 }
 
@@ -218,7 +218,7 @@ pub struct InstallSettings {
     pub issuers: Vec<serde_json::Value>,
     /// The gateway's version: agents of the same one fit.
     pub version: String,
-    /// The tenant.
+    /// Id of the tenant.
     pub tenant_id: String,
     /// The catalogue of extensions that the gateway serves, if it has one: what a cluster may pin.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -247,7 +247,7 @@ pub struct Heartbeat {
     /// As `GET /version` says.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kubernetes_version: Option<String>,
-    /// Nodes.
+    /// Number of nodes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub total_node_count: Option<u32>,
     /// Cores of all nodes, their capacity.
@@ -302,7 +302,7 @@ pub struct AgentError {
     pub message: String,
     /// `Error` or `Warning`.
     pub severity: String,
-    /// The role.
+    /// Name of the role that reports it.
     pub component: String,
     /// Since when, RFC 3339.
     pub time: String,
@@ -358,7 +358,7 @@ pub struct Objects {
     /// Whether there are more pages now.
     #[serde(default)]
     pub more: bool,
-    /// The objects.
+    /// The objects of this page.
     pub objects: Vec<Object>,
 }
 
@@ -405,7 +405,7 @@ pub struct ProtectedQuestion {
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ProtectedSettings {
-    /// By name.
+    /// Values of the settings by their names.
     pub settings: BTreeMap<String, String>,
 }
 
@@ -443,7 +443,7 @@ impl ObjectState {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ObjectStatuses {
-    /// Of these.
+    /// The newest status of each object.
     pub objects: Vec<ObjectStatus>,
 }
 
@@ -509,9 +509,9 @@ pub struct Parts {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ObjectError {
-    /// `ExtensionOperationFailed`, ...
+    /// A word for programs, such as `ExtensionOperationFailed`.
     pub code: String,
-    /// For people.
+    /// A sentence for people.
     pub message: String,
 }
 
@@ -525,9 +525,9 @@ pub struct StatusLine {
     pub display_status: String,
     /// `Error`, `Warning` or `Information`.
     pub level: String,
-    /// For people.
+    /// A sentence for people.
     pub message: String,
-    /// RFC 3339.
+    /// When it was observed, RFC 3339.
     pub time: String,
 }
 
@@ -546,7 +546,7 @@ pub struct ObjectEvent {
     pub level: String,
     /// A word for programs.
     pub reason: String,
-    /// For people.
+    /// A sentence for people.
     pub message: String,
     /// The Kubernetes object that it is about, `Pod web/web-0`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -555,7 +555,7 @@ pub struct ObjectEvent {
     pub first: String,
     /// When it last happened.
     pub last: String,
-    /// How often.
+    /// Number of times that it happened, at least 1.
     pub count: u32,
 }
 
@@ -607,10 +607,10 @@ pub struct LogLine {
     /// The kind of the Kubernetes object that it is about.
     #[serde(default)]
     pub kind: String,
-    /// Its namespace.
+    /// Namespace of the Kubernetes object.
     #[serde(default)]
     pub namespace: String,
-    /// Its name.
+    /// Name of the Kubernetes object.
     #[serde(default)]
     pub name: String,
     /// What was logged, with the error.

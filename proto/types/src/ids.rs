@@ -127,7 +127,7 @@ pub fn hex(bytes: &[u8]) -> String {
     text
 }
 
-/// Appends [`hex`].
+/// Appends `bytes` to `text` as [`hex`] spells them.
 pub fn push_hex(text: &mut String, bytes: &[u8]) {
     const DIGITS: &[u8; 16] = b"0123456789abcdef";
     let digit = |value: u8| char::from(DIGITS[usize::from(value & 15)]);

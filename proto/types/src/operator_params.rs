@@ -13,7 +13,7 @@ const LONGEST: u64 = 24 * 3600;
 /// What an option takes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Takes {
-    /// A text.
+    /// Any text.
     Text,
     /// Paths, with commas between them.
     Paths,

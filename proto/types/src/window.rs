@@ -40,10 +40,10 @@ pub enum WindowError {
     /// Not five fields.
     #[error("expected five fields as of cron, minute hour day month weekday, such as \"0 22 * * mon-fri\"")]
     Fields,
-    /// A field.
+    /// A field has a value that it does not take.
     #[error("{field} is {text:?}; expected {least} to {most}, *, or ranges, lists and steps of them")]
     Field {
-        /// Which one.
+        /// Name of the field, such as `hour`.
         field: &'static str,
         /// As it was given.
         text: String,

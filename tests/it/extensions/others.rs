@@ -13,7 +13,7 @@ struct Published {
     folder: &'static str,
     /// The versions of the module without `v`, which are those of the packed chart, each with the hash of its content.
     versions: [(&'static str, &'static str); 2],
-    /// Without images.
+    /// Settings that leave out what would need images.
     settings: &'static [(&'static str, &'static str)],
     /// An object of each version, and a path in it that differs.
     shown: (&'static str, &'static str),

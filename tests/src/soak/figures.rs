@@ -40,7 +40,7 @@ impl Figures {
         Ok(Self { names: Vec::new(), looks: Vec::new(), file })
     }
 
-    /// Looks once.
+    /// Reads the figures of every replica once, and writes a line.
     pub fn look(&mut self, replicas: &Replicas, after: Duration, told: &Told) -> anyhow::Result<()> {
         let mut seen = BTreeMap::new();
         for number in 0..replicas.count() {

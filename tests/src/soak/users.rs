@@ -34,9 +34,9 @@ pub struct Told {
 
 /// Users of one cluster.
 pub struct Load<'a> {
-    /// The gateways.
+    /// The gateways that the users call.
     pub replicas: &'a Replicas,
-    /// The cluster.
+    /// The cluster that they reach.
     pub site: &'a Site,
     /// Whether all is over.
     pub stop: &'a AtomicBool,

@@ -43,7 +43,7 @@ use crate::{
 pub const SECRET: &str = "towline-guard-certificate";
 /// The Secret that has the files for the apiserver, and its namespace; the chart makes it, empty.
 pub const MANIFESTS: &str = "towline-guard-manifests";
-/// See [`MANIFESTS`].
+/// The namespace of [`MANIFESTS`].
 pub const MANIFESTS_NAMESPACE: &str = "kube-system";
 /// The file of `--authentication-token-webhook-config-file`.
 pub const TOKENS_FILE: &str = "guard-authn-webhook.yaml";
@@ -151,7 +151,7 @@ impl Published {
 
 /// Where certificates and files are kept.
 pub enum Store {
-    /// In Secrets.
+    /// In two Secrets of the cluster, [`SECRET`] and [`MANIFESTS`].
     Cluster(Client),
     /// In a folder.
     Directory(PathBuf),

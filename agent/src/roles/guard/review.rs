@@ -100,14 +100,14 @@ pub fn token(spec: &Value) -> Result<SecretString, Malformed> {
     spec.get("token").and_then(Value::as_str).map(SecretString::from).ok_or(Malformed::Spec)
 }
 
-/// A SubjectAccessReview.
+/// What a SubjectAccessReview asks about.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Question {
     /// The user's name.
     pub user: String,
     /// Their uid; empty for none.
     pub uid: String,
-    /// Their groups.
+    /// The user's groups.
     pub groups: Vec<String>,
     /// What else is known of them.
     pub extra: BTreeMap<String, Vec<String>>,

@@ -13,7 +13,7 @@ use crate::roles::kube_aad_proxy::{
     impersonate::{ISSUER, Names, Subject},
 };
 
-/// Judges tokens.
+/// Answers TokenReviews by the agent's own issuers.
 pub struct Tokens {
     /// By the agent's own issuers.
     pub authenticator: Arc<Authenticator>,

@@ -22,14 +22,14 @@ use crate::roles::kubernetes::problem;
 pub const AUDIENCE: &str = "towline.io/identity";
 /// What has to be allowed, in the agents' namespace; the object's name is the audience that is asked for.
 pub const GROUP: &str = "towline.io";
-/// See [`GROUP`].
+/// The resource in [`GROUP`] on which the right is needed.
 pub const RESOURCE: &str = "identitytokens";
-/// See [`GROUP`].
+/// The verb on [`RESOURCE`] that is needed.
 pub const VERB: &str = "create";
 
 /// What helm writes on every object of a release, service accounts among them.
 const RELEASE: &str = "meta.helm.sh/release-name";
-/// See [`RELEASE`].
+/// The annotation with the namespace of the release that [`RELEASE`] names.
 const RELEASE_NAMESPACE: &str = "meta.helm.sh/release-namespace";
 /// The longest name of an extension, which is that of its release.
 const EXTENSION_CHARS: usize = 53;
@@ -37,9 +37,9 @@ const EXTENSION_CHARS: usize = 53;
 /// A service account that the apiserver knows.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Caller {
-    /// `system:serviceaccount:<namespace>:<name>`.
+    /// The user name, `system:serviceaccount:<namespace>:<name>`.
     pub user: String,
-    /// Its UID.
+    /// UID of the service account.
     pub uid: Option<String>,
     /// Groups of the service account, as the apiserver reports them.
     pub groups: Vec<String>,

@@ -84,7 +84,7 @@ pub struct Credential {
 /// The scheme of an `Authorization` header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scheme {
-    /// `Bearer`.
+    /// `Bearer` (RFC 6750).
     Bearer,
     /// `PoP` (docs/features.md A5).
     Pop,
@@ -93,11 +93,11 @@ pub enum Scheme {
 /// Whom a client asks to impersonate; well-formed and not yet allowed.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct Asked {
-    /// `Impersonate-User`.
+    /// The value of `Impersonate-User`.
     pub user: String,
-    /// `Impersonate-Uid`.
+    /// The value of `Impersonate-Uid`.
     pub uid: Option<String>,
-    /// Each `Impersonate-Group`.
+    /// The values of all `Impersonate-Group` headers.
     pub groups: Vec<String>,
     /// `Impersonate-Extra-<key>`, keys decoded and in lower case.
     pub extra: BTreeMap<String, Vec<String>>,

@@ -60,7 +60,7 @@ pub enum DialError {
     /// No connection: the name, TCP or TLS. Nothing was sent.
     #[error("cannot connect to the apiserver at {address}: {step}")]
     Connect {
-        /// `host:port`.
+        /// The address that was dialled, `host:port`.
         address: String,
         /// Which step failed, and how.
         step: String,
@@ -133,7 +133,7 @@ impl Apiserver {
         async move {
             self.authorize(head).await?;
             if self.is_long(head) {
-                // Boxed: rare.
+                // Boxed, so that this rare case does not enlarge the future of every request.
                 return Box::pin(self.send_long(head, outgoing)).await;
             }
             let repeatable = head.method().is_safe() && outgoing.is_empty();
@@ -141,7 +141,7 @@ impl Apiserver {
             let (mut kept_too, mut last) = (true, None);
             for attempt in 0..ATTEMPTS {
                 if attempt > 1 {
-                    // Boxed: rare.
+                    // Boxed, so that this rare case does not enlarge the future of every request.
                     Box::pin(tokio::time::sleep(PAUSE * 2u32.pow(attempt - 2))).await;
                 }
                 let Some(body) = outgoing.send() else { return Err(DialError::NotProcessed(last)) };

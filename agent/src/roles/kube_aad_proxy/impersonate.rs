@@ -40,9 +40,9 @@ const USER: HeaderName = HeaderName::from_static("impersonate-user");
 const UID: HeaderName = HeaderName::from_static("impersonate-uid");
 const GROUP: HeaderName = HeaderName::from_static("impersonate-group");
 
-/// [`ORIGINAL_USER`], encoded.
+/// The header of the extra [`ORIGINAL_USER`], whose `/` is percent-encoded.
 const ORIGINAL: HeaderName = HeaderName::from_static("impersonate-extra-towline.io%2foriginal-user");
-/// [`PROBE_EXTRA`], encoded.
+/// The header of the extra [`PROBE_EXTRA`], whose `/` is percent-encoded.
 const PROBE: HeaderName = HeaderName::from_static("impersonate-extra-towline.io%2fprobe");
 
 /// The prefix of names that Kubernetes keeps for itself.

@@ -57,9 +57,9 @@ pub enum Work {
     Upgrade(Plan),
     /// Go on with one that was cut off, or go back, by what is kept: the new image may not be there any more.
     Finish {
-        /// See [`Plan::window`].
+        /// As [`Plan::window`].
         window: Duration,
-        /// See [`Plan::timeout`].
+        /// As [`Plan::timeout`].
         timeout: Duration,
     },
 }
@@ -139,7 +139,7 @@ pub fn manifest(upgrader: &Deployment, namespace: &str, work: &Work) -> Value {
 /// Why a Job does not come on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Trouble {
-    /// One word.
+    /// The cause as one word for programs, such as `ErrImagePull`.
     pub reason: &'static str,
     /// In the words of Kubernetes and of the container.
     pub message: String,

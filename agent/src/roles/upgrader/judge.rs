@@ -10,7 +10,7 @@ pub struct There {
     pub managed_by: String,
     /// The version that their objects name.
     pub installed: String,
-    /// Their image.
+    /// The image of the agents' Deployments.
     pub agent: String,
     /// That of extension-manager; none where it is not there.
     pub extension_manager: Option<String>,
@@ -23,7 +23,7 @@ pub struct There {
 pub struct Images {
     /// Of the agents.
     pub agent: String,
-    /// Of extension-manager.
+    /// The image of extension-manager, where its Deployment is installed.
     pub extension_manager: Option<String>,
 }
 
@@ -32,7 +32,7 @@ pub struct Images {
 pub struct Refusal {
     /// The version that is wanted.
     pub version: String,
-    /// One word.
+    /// The cause as one word for programs.
     pub reason: &'static str,
     /// What to do.
     pub message: String,
@@ -43,7 +43,7 @@ pub struct Refusal {
 pub enum Judged {
     /// The wanted version runs, none is wanted, or it was rolled back here.
     Nothing,
-    /// It waits.
+    /// The upgrade waits until the cause is removed.
     Refused(Refusal),
     /// This version, from these images.
     Begin(String, Images),

@@ -19,9 +19,9 @@ use crate::identity::spell;
 pub const OBJECT: &str = "towline-upgrade";
 /// Its keys: [`State`], the objects of the old version, what is trusted of the catalogue.
 pub const STATE: &str = "state";
-/// See [`STATE`].
+/// The key of the ConfigMap with the objects of the old version.
 pub const BEFORE: &str = "before";
-/// See [`STATE`].
+/// The key of the ConfigMap with what is trusted of the catalogue.
 pub const TRUST: &str = "trust";
 /// Versions that are remembered as rolled back.
 const REFUSED_MAX: usize = 20;

@@ -34,7 +34,7 @@ pub const ESTABLISHED: Duration = Duration::from_secs(60);
 
 /// Why a run did not come to its end.
 pub enum Stopped {
-    /// Ctrl+C.
+    /// The user pressed Ctrl+C.
     Interrupted,
     /// A step failed.
     Failed(Failure),

@@ -119,7 +119,6 @@ pub struct AgentArgs {
         help_heading = "Extensions"
     )]
     pub extensions: Option<bool>,
-    /// Which ones.
     #[command(flatten)]
     pub catalogue: CatalogueArgs,
     /// The cluster's distribution, instead of what its nodes look like

@@ -58,7 +58,6 @@ pub enum RolloutAction {
     },
     /// How far a rollout is, and each of its clusters
     Status {
-        /// Which one.
         #[command(flatten)]
         rollout: Named,
         /// Only clusters in this state, such as Failed
@@ -67,19 +66,16 @@ pub enum RolloutAction {
     },
     /// Begin in no other cluster until it is resumed
     Pause {
-        /// Which one.
         #[command(flatten)]
         rollout: Named,
     },
     /// Go on, also where failures have paused it
     Resume {
-        /// Which one.
         #[command(flatten)]
         rollout: Named,
     },
     /// End a rollout; extensions keep the version that they have
     End {
-        /// Which one.
         #[command(flatten)]
         rollout: Named,
         /// Do not ask

@@ -98,7 +98,6 @@ pub enum AssignmentAction {
     },
     /// The clusters of an assignment, and whether each complies
     Show {
-        /// Which one.
         #[command(flatten)]
         assignment: Named,
         /// Only clusters in this state, such as Failed
@@ -107,19 +106,16 @@ pub enum AssignmentAction {
     },
     /// Begin nothing new in any cluster, and take nothing away, until it is resumed
     Pause {
-        /// Which one.
         #[command(flatten)]
         assignment: Named,
     },
     /// Go on, also where failures have paused it
     Resume {
-        /// Which one.
         #[command(flatten)]
         assignment: Named,
     },
     /// Delete an assignment, and its configuration in every cluster; what kustomizations with prune made is deleted there
     Delete {
-        /// Which one.
         #[command(flatten)]
         assignment: Named,
         /// Do not ask

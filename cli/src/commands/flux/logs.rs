@@ -39,7 +39,6 @@ pub struct LogsArgs {
     #[arg(id = "named", short = 'n', long = "name", value_name = "NAME", value_parser = names::configuration,
         conflicts_with = "configuration")]
     pub named: Option<String>,
-    /// Its cluster.
     #[command(flatten)]
     pub on: OnCluster,
     /// Go on with what is logged, until Ctrl+C

@@ -204,7 +204,7 @@ pub struct Repository {
     pub tls_private_key_file: Option<PathBuf>,
 }
 
-/// `NAME=FILE`.
+/// Parses `NAME=FILE`.
 fn named_file(text: &str) -> Result<(String, PathBuf), String> {
     match text.split_once('=') {
         Some((name, file)) if !name.is_empty() && !file.is_empty() => Ok((name.to_owned(), file.into())),

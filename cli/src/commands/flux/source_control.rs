@@ -57,13 +57,11 @@ pub enum SourceControlAction {
     },
     /// One of them
     Show {
-        /// Which one.
         #[command(flatten)]
         configuration: NamedConfiguration,
     },
     /// Let a cluster follow its repository no more
     Delete {
-        /// Which one.
         #[command(flatten)]
         configuration: NamedConfiguration,
         /// Delete the resource alone and at once, whether or not the cluster can do its part

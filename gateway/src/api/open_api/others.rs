@@ -159,7 +159,7 @@ fn lists() -> Items {
     items
 }
 
-/// A CloudEvent.
+/// The schema of an event in the form of a CloudEvent.
 fn event() -> Value {
     let text = || json!({"type": "string"});
     let mut types = crate::store::events::Kind::ALL.map(crate::store::events::type_of).to_vec();

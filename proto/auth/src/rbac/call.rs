@@ -51,7 +51,7 @@ pub struct Asking<'a> {
     pub policy: &'a Policy,
     /// Somebody and their groups ([`super::principal::principals`]).
     pub principals: &'a [String],
-    /// Where.
+    /// The cluster that the request is for.
     pub cluster: &'a ClusterId,
     /// Seconds since 1970.
     pub now: i64,

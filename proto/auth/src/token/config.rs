@@ -40,7 +40,7 @@ pub(super) enum KeySource {
 /// Where Kubernetes keeps the id of an issuer's user that role assignments name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ObjectId {
-    /// In `uid`.
+    /// In the user's `uid`.
     Uid,
     /// In the extra of this key.
     Extra(String),
@@ -105,7 +105,7 @@ impl Issuer {
         key.map(ObjectId::Extra)
     }
 
-    /// Its `iss`.
+    /// The issuer's URL, which its tokens have as `iss`.
     pub fn url(&self) -> &str {
         &self.url
     }

@@ -87,13 +87,13 @@ pub enum TokenError {
         /// What it must be.
         wanted: &'static str,
     },
-    /// After `exp`.
+    /// The current time is after `exp`.
     #[error("the token expired {seconds} s ago")]
     Expired {
         /// Seconds since its end.
         seconds: u64,
     },
-    /// Before `nbf`.
+    /// The current time is before `nbf`.
     #[error("the token is not valid for another {seconds} s; check the clocks")]
     NotYetValid {
         /// Seconds until its beginning.
@@ -172,7 +172,7 @@ pub enum PopError {
     /// No `cnf.jwk` with an RSA key of 2048 bits or more.
     #[error("its cnf.jwk is missing or no RSA key of at least 2048 bits")]
     Key,
-    /// No `at`.
+    /// The claim `at` is missing.
     #[error("its at (the access token) is missing")]
     AccessToken,
     /// `cnf.kid` of the access token is not the thumbprint of `cnf.jwk`.

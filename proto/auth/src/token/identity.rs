@@ -66,7 +66,7 @@ impl Deref for Identity {
 pub struct Overage {
     /// The configured name of the issuer.
     pub issuer: String,
-    /// `sub`.
+    /// The token's claim `sub`.
     pub subject: String,
     /// `oid`, if the token has it.
     pub object_id: Option<String>,

@@ -45,7 +45,7 @@ pub enum Algorithm {
     Es256,
     /// ECDSA on P-384 with SHA-384.
     Es384,
-    /// Ed25519.
+    /// EdDSA on Ed25519 (RFC 8037).
     EdDsa,
 }
 
@@ -276,7 +276,7 @@ pub enum KeySetError {
     /// No JSON, or a key of an object is there twice.
     #[error("it is no JSON object, or an object in it has a key twice")]
     Json,
-    /// No `keys`.
+    /// The array `keys` is missing or has other members than objects.
     #[error("it has no array `keys` of objects")]
     Shape,
     /// More than 100 keys.

@@ -33,7 +33,7 @@ use super::{
 /// A signing key with its id.
 #[derive(Clone)]
 pub struct TestKey {
-    /// `kid`.
+    /// The key's id, which the tokens have as `kid`.
     pub kid: String,
     pair: Arc<Pair>,
 }
@@ -165,7 +165,7 @@ impl TestKey {
 /// An issuer with keys; the first one signs.
 #[derive(Clone)]
 pub struct TestIssuer {
-    /// `iss`.
+    /// The issuer's URL, which its tokens have as `iss`.
     pub url: String,
     /// Its keys, of which the first one signs.
     pub keys: Vec<TestKey>,

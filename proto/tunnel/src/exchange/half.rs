@@ -12,7 +12,7 @@ use crate::{
     wire::close::StreamCode,
 };
 
-/// See [`SendStream`].
+/// What a carrier's half must do for [`SendStream`].
 pub(super) trait Sender: Send {
     fn send(&mut self, chunk: Bytes) -> impl Future<Output = Result<(), StreamError>> + Send;
     fn send_last(&mut self, chunk: Bytes) -> impl Future<Output = Result<(), StreamError>> + Send;
@@ -21,7 +21,7 @@ pub(super) trait Sender: Send {
     fn stopped(&mut self) -> impl Future<Output = StreamError> + Send;
 }
 
-/// See [`RecvStream`].
+/// What a carrier's half must do for [`RecvStream`].
 pub(super) trait Receiver: Send {
     fn poll_recv(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Bytes>, StreamError>>;
     fn stop(&mut self, code: StreamCode);

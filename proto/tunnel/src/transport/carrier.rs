@@ -286,7 +286,7 @@ impl RawRecv {
         each!(self, half => half.poll_recv(cx))
     }
 
-    /// As [`Self::poll_recv`].
+    /// As [`Self::poll_recv`], for `await`.
     pub(crate) async fn recv(&mut self) -> Result<Option<Bytes>, RawError> {
         std::future::poll_fn(|cx| self.poll_recv(cx)).await
     }

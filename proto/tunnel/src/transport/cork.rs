@@ -214,7 +214,7 @@ impl Turns {
     }
 }
 
-/// See [`Cork::drive`].
+/// The future that [`Cork::drive`] returns.
 pub struct Driven<F: Future, T> {
     seat: Arc<Seat<F, T>>,
     /// The next poll is the turn, which was put off.

@@ -68,7 +68,7 @@ pub struct DialOptions {
     pub handshake: Duration,
     /// The WebSocket upgrade.
     pub upgrade: Duration,
-    /// For QUIC.
+    /// Settings for QUIC alone.
     pub quic: super::quic::QuicOptions,
 }
 

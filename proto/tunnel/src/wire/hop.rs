@@ -18,7 +18,7 @@ const FIXED_BYTES: usize = 64;
 /// Which cluster a request is for, and the request's own head as it goes onto the cluster's tunnel, byte for byte.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hop {
-    /// The cluster.
+    /// The cluster that the request is for.
     pub cluster: ClusterKey,
     request: Bytes,
 }

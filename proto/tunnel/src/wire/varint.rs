@@ -4,7 +4,7 @@ use bytes::BufMut;
 
 use super::error::WireError;
 
-/// Appends `value`.
+/// Appends the encoding of `value`.
 pub fn put(out: &mut impl BufMut, mut value: u64) {
     while value >= 0x80 {
         out.put_u8((value as u8) | 0x80);

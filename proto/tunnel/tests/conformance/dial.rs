@@ -133,7 +133,7 @@ async fn fails_with(script: &Script) -> DialError {
 async fn both_tcp_carriers_go_through_a_proxy_with_basic_authentication() {
     for carrier in [CarrierKind::Http2, CarrierKind::WebSocket] {
         let head = dials_through(plain_proxy(Behaviour::Carry).await, carrier).await;
-        // user:pass:word
+        // The base64 text is `user:pass:word`.
         assert!(head.contains("Proxy-Authorization: Basic dXNlcjpwYXNzOndvcmQ=\r\n"), "{head}");
         assert!(head.starts_with("CONNECT 127.0.0.1:"), "an alias is ours, the proxy gets the address: {head}");
     }

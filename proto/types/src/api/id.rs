@@ -24,7 +24,7 @@ pub enum InvalidId {
     /// Longer than any id may be.
     #[error("an id has {ID_BYTES} bytes at most")]
     TooLong,
-    /// Not `/subscriptions/...`.
+    /// The text does not begin with `/subscriptions/<subscription>`.
     #[error("an id begins with /subscriptions/<subscription>")]
     NoSubscription,
     /// A segment that cannot be one.

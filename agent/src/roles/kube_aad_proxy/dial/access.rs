@@ -268,7 +268,7 @@ impl Access {
             Own::Token(file) => file.current().map(Some),
             Own::Fixed(value) => Ok(Some(value.clone())),
             Own::Inline(value) => Ok(value.clone()),
-            // Boxed: rare.
+            // Boxed, so that this rare case does not enlarge the future of every request.
             Own::Plugin(service) => Box::pin(ask(service)).await,
         }
     }

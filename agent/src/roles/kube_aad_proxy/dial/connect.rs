@@ -215,7 +215,7 @@ impl Connector {
         Ok((send, allowed, turns))
     }
 
-    /// HTTP/1.1.
+    /// Opens a connection that speaks HTTP/1.1.
     pub(super) async fn http1(&self, tls: TlsStream<TcpIo>) -> Result<http1::SendRequest<RequestBody>, DialError> {
         let (send, connection) = self.handshake(http1::Builder::new().max_headers(limits::HEADER_COUNT), tls).await?;
         self.tasks.spawn("apiserver connection", async move { said(connection.with_upgrades().await) });

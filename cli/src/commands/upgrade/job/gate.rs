@@ -24,7 +24,7 @@ const COMPONENT: &str = "app.kubernetes.io/component";
 /// Why the new pods are not as they should be.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fault {
-    /// One word.
+    /// The cause as one word for programs.
     pub reason: &'static str,
     /// In the words of Kubernetes.
     pub message: String,

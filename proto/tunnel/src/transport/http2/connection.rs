@@ -291,7 +291,7 @@ impl Parker {
             self.again = Some(Instant::now() + PARK_AGAIN_AFTER);
         }
         if let Some(again) = self.again {
-            // Boxed: rare.
+            // Boxed, so that this rare case does not enlarge the future of every stream.
             Box::pin(tokio::time::sleep_until(again)).await;
             self.again = None;
         }

@@ -210,7 +210,7 @@ impl Drop for Shelf {
     }
 }
 
-/// See [`Shelves::metered`].
+/// The byte channel that [`Shelves::metered`] returns.
 pub(super) struct Metered<T> {
     io: T,
     all: Arc<All>,

@@ -36,7 +36,7 @@ impl SessionTunnel {
             tokio::select! {
                 biased;
                 closed = self.shared.wait_ended() => return Err(closed.into()),
-                // Boxed: rare.
+                // Boxed, so that this rare case does not enlarge the future of every stream.
                 () = Box::pin(sleep(wait)) => {}
             }
             if self.shared.drain.is_told() {

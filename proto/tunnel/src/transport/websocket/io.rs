@@ -53,7 +53,7 @@ pub(crate) struct WebSocketIo<T> {
     /// What came along with the handshake.
     early: Bytes,
     decoder: Decoder,
-    /// A client's.
+    /// Masking keys of a client's frames; a server has none (RFC 6455 §5.3).
     keys: Option<Keys>,
     /// Heads, masked payload and answers that `io` has not taken, from `sent` on.
     queued: Vec<u8>,
