@@ -20,7 +20,7 @@ pub struct Places<K: Eq + Hash> {
 pub struct Peers(Places<IpAddr>);
 
 impl Peers {
-    /// So many places in all, and so many for each address.
+    /// At most `places` places in all, and `each` for one address.
     pub fn new(places: usize, each: usize) -> Self {
         Self(Places::new(places, each))
     }
@@ -32,7 +32,7 @@ impl Peers {
 }
 
 impl<K: Eq + Hash + Clone> Places<K> {
-    /// So many places in all, and so many for each.
+    /// At most `places` places in all, and `each` for one key.
     pub fn new(places: usize, each: usize) -> Self {
         Self { open: Arc::default(), places, each }
     }

@@ -55,8 +55,8 @@ const SETTLE: Duration = Duration::from_secs(2);
 /// Least and most time after which a gateway that said that the cluster was deleted is asked again: a store that was
 /// restored from a backup may know it after all. Agents spread over it.
 const DELETED_AGAIN: Range<Duration> = Duration::from_secs(3600)..Duration::from_secs(5400);
-/// A gateway that does not let this cluster in may have been told of it a moment ago: so often in a row it is asked
-/// again this soon, and then as late as it says.
+/// A gateway that does not let this cluster in may learn of it a moment later: it is asked again within `SOON`, up to
+/// `SOON_TIMES` times in a row, and then as late as it says.
 const SOON_TIMES: u32 = 4;
 const SOON: Range<Duration> = Duration::from_millis(500)..Duration::from_secs(3);
 /// The longest hint of a gateway that is respected.
@@ -147,7 +147,7 @@ impl Tunnels {
         }
     }
 
-    /// Keeps tunnels to at most so many replicas of the gateway.
+    /// Keeps tunnels to at most `most` replicas of the gateway.
     #[must_use]
     pub fn to_replicas(mut self, most: usize) -> Self {
         self.seats = Seats::new(most);

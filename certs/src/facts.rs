@@ -42,20 +42,21 @@ pub struct Validity {
 }
 
 impl Validity {
-    /// From now (five minutes ago, for clocks that are behind) for so long.
+    /// From five minutes ago, for clocks that are behind, until `duration` from now.
     pub fn for_duration(duration: Duration) -> Self {
         let now = SystemTime::now();
         Self { not_before: now - BACKDATED, not_after: now + duration }
     }
 
-    /// From `now` (five minutes before, for clocks that are behind, but no more than a tenth of its life: whoever
-    /// renews it from half of its life on must not be late at once) for so long, and in all no longer than `longest`.
+    /// From five minutes before `now`, for clocks that are behind, until `duration` after it, and in all no longer than
+    /// `longest`. The five minutes are at most a tenth of `duration`, so that a certificate that is renewed from half
+    /// of its life on is not due at once.
     pub fn at(now: SystemTime, duration: Duration, longest: Duration) -> Self {
         let not_before = now - BACKDATED.min(duration / 10);
         Self { not_before, not_after: (now + duration).min(not_before + longest) }
     }
 
-    /// From now for so many days.
+    /// From now until `days` days from now.
     pub fn days(days: u32) -> Self {
         Self::for_duration(Duration::from_secs(u64::from(days) * 86_400))
     }

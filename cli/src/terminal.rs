@@ -28,7 +28,7 @@ pub fn line(text: &str) -> String {
     text.chars().map(shown).collect()
 }
 
-/// As [`line`], of so many characters at most.
+/// As [`line`], of at most `length` characters.
 pub fn shortened(text: &str, length: usize) -> String {
     let mut short = line(&text.chars().take(length).collect::<String>());
     if text.chars().nth(length).is_some() {

@@ -62,7 +62,7 @@ const H2_PENDING_RESETS: usize = 200;
 const H2_LOCAL_RESETS: usize = 1024;
 /// What one HTTP/2 stream may have queued unsent, in bytes.
 const H2_SEND_BYTES: usize = 512 * 1024;
-/// An idle HTTP/2 connection is asked for a sign of life so often, and must give one within the same time.
+/// Interval of pings on an idle HTTP/2 connection, and the time within which each must be answered.
 const H2_PING: Duration = Duration::from_secs(30);
 /// A user who is gone without a word, such as one behind a NAT that forgot the connection, is noticed within 2 minutes.
 const KEEPALIVE: TcpKeepalive =

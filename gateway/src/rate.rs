@@ -23,7 +23,7 @@ pub struct Rate {
 }
 
 impl Rate {
-    /// So many at once, and one more after each so many seconds.
+    /// A token bucket of `burst` requests, refilled at `per_second`.
     pub const fn new(burst: u32, per_second: f64) -> Self {
         Self { burst, per_second }
     }

@@ -406,7 +406,7 @@ impl Replicas {
         self.known.load_full()
     }
 
-    /// Another replica has so many tunnels of a cluster from now on. Of one whose row is not there, nothing is kept.
+    /// Another replica has `count` tunnels of a cluster from now on. Of one whose row is not there, nothing is kept.
     pub fn holds(&self, replica: &Replica, key: ClusterKey, count: Count) {
         if self.known.load().iter().any(|known| known.number == replica.number) {
             self.holders.set(replica.number, key, count);

@@ -65,9 +65,10 @@ const LOOK: Duration = Duration::from_secs(3600);
 const REFUSED_AGAIN: Duration = Duration::from_secs(600);
 /// How often the file is looked at then.
 const KEY_LOOK: Duration = Duration::from_secs(30);
-/// So many failed renewals over the tunnel, and the onboarding key is tried beside it.
+/// Failed renewals over the tunnel after which the onboarding key is tried as well.
 const RENEWALS: u32 = 3;
-/// Waits before asking because the gateway does not take a certificate; one that was good for so long is forgotten.
+/// Waits before asking because the gateway does not take a certificate; refusals are forgotten once a certificate was
+/// accepted for `steady_after`.
 const REFUSALS: BackoffPolicy = BackoffPolicy {
     first: Duration::from_secs(1),
     quick_cap: Duration::from_secs(600),

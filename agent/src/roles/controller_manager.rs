@@ -14,7 +14,7 @@ use crate::{config::Deployment, metrics};
 /// This role's name.
 pub const NAME: &str = Deployment::ControllerManager.name();
 
-/// A role that has run for so long begins with the shortest wait again.
+/// Run time of a role after which its next restart waits the shortest time again.
 const STEADY: Duration = Duration::from_secs(600);
 /// Waits between starts: a role that fails at once must not keep a processor busy.
 const RESTARTS: BackoffPolicy = BackoffPolicy {

@@ -80,7 +80,7 @@ const HANDSHAKE: Duration = Duration::from_secs(2);
 /// How long a connection may be idle, and a head may take: longer than an apiserver keeps an idle connection (90 s), so
 /// that it is the one that closes it.
 const IDLE: Duration = Duration::from_secs(120);
-/// How long connections are taken after draining has begun: so long the cluster's machines may still send some here.
+/// How long connections are accepted after draining has begun, because the cluster's machines may still send some here.
 const LINGERS: Duration = Duration::from_secs(5);
 /// How long a connection that must end may take for what it is answering.
 const ENDS: Duration = Duration::from_secs(10);

@@ -49,7 +49,7 @@ const BUFFER_BYTES: usize = 2 * 1024 * 1024;
 const LINE_BYTES: usize = 16 * 1024;
 /// Bytes of one push, before what is added to each line.
 const BATCH_BYTES: usize = 128 * 1024;
-/// Lines wait this long for others, or until so many bytes are there.
+/// Lines wait this long for others, or until `ENOUGH_BYTES` are there.
 const TOGETHER: Duration = Duration::from_secs(10);
 const ENOUGH_BYTES: usize = 64 * 1024;
 /// What a line of this role, and of what it sends with, begins its target with: it must not feed on its own lines.

@@ -11,7 +11,7 @@ use std::{
 
 use auth::token::{Identity, SignIn};
 
-/// The clock is looked at again after at most so long, because it may be set while a session sleeps.
+/// Longest time between two looks at the clock, because it may be set while a session sleeps.
 const LOOK_AGAIN: Duration = Duration::from_secs(30);
 
 /// The open sessions by sign-in, which is a principal's at an issuer.

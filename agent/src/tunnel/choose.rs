@@ -17,15 +17,15 @@ pub const HEAD_START: Duration = Duration::from_millis(250);
 /// The first probe of QUIC after TCP took over, and how much longer each next one waits, up to the longest.
 const PROBE_FIRST: Duration = Duration::from_secs(5);
 const PROBE_LONGEST: Duration = Duration::from_secs(25);
-/// QUIC is left alone for so long after its goodput collapsed; doubles with each collapse.
+/// Time for which QUIC is left alone after its goodput collapsed; doubles with each collapse, up to `PENALTY_LONGEST`.
 const PENALTY_FIRST: Duration = Duration::from_secs(120);
 const PENALTY_LONGEST: Duration = Duration::from_secs(3600);
-/// QUIC tunnels that came up and then fell silent, within this time: so many count as a collapse.
+/// QUIC tunnels that came up and fell silent within `DEATHS_WITHIN`, which together count as a collapse.
 const DEATHS_MAX: usize = 3;
 const DEATHS_WITHIN: Duration = Duration::from_secs(300);
 /// Within this time one death is told twice: the silence, and then the end.
 const SAME_OUTAGE: Duration = Duration::from_secs(20);
-/// QUIC that worked for so long before it collapsed begins with the first penalty again.
+/// Time that QUIC must have worked before a collapse for the penalty to begin with the first one again.
 const FORGIVEN: Duration = Duration::from_secs(1800);
 /// Networks remembered at once.
 const NETWORKS_MAX: usize = 16;

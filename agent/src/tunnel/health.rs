@@ -12,9 +12,9 @@ const SLOW_FLOOR: Duration = Duration::from_secs(3);
 /// How long it must have been bad.
 const BAD_FOR: Duration = Duration::from_secs(20);
 
-/// When nothing at all has come for so long, and a probe was not answered for some seconds, the path is probably gone:
-/// another is dialled before this one is given up. Of a tunnel that nobody uses nothing comes for
-/// [`types::limits::IDLE_PERIOD`], and over QUIC for a minute.
+/// Silence after which, with a probe unanswered for some seconds, the path is probably gone: another one is dialled
+/// before this one is given up. Of a tunnel that nobody uses nothing comes for [`types::limits::IDLE_PERIOD`], and over
+/// QUIC for a minute.
 const SILENT_FOR: Duration = Duration::from_secs(12);
 
 /// What to do.

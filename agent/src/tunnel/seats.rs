@@ -53,7 +53,7 @@ impl State {
 }
 
 impl Seats {
-    /// For at most so many tunnels.
+    /// Seats for at most `most` tunnels.
     pub(super) fn new(most: usize) -> Self {
         let most = most.clamp(1, HELD_MAX);
         let held = (0..most).map(|_| None).collect();

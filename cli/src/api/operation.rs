@@ -34,7 +34,7 @@ const LOST_MAX: u32 = 12;
 pub struct Wait {
     /// Not at all: what was begun goes on by itself.
     pub none: bool,
-    /// For so long at most.
+    /// The longest time to wait.
     pub limit: Duration,
 }
 

@@ -23,9 +23,9 @@ const ASSIGNMENTS: (&str, &str) = ("Towline.Fleet", "assignments");
 /// How many may fail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Failures {
-    /// So many clusters.
+    /// A number of clusters.
     Number(u32),
-    /// So many of a hundred.
+    /// A share of the clusters, in percent.
     Percent(u8),
 }
 

@@ -112,7 +112,7 @@ pub async fn run(args: Args) -> Outcome {
     Ok(ExitCode::from(if signals.interrupted() { INTERRUPTED } else { 0 }))
 }
 
-/// Lets what is open end, for so long at most.
+/// Waits until what is open has ended, for `grace` at most.
 async fn drain(tasks: &TaskGroup, shutdown: &Shutdown, grace: Duration) {
     // The tasks that hear signals and announce tokens run until all is closed.
     const HOUSEKEEPING: usize = 2;

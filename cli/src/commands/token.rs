@@ -27,7 +27,7 @@ use crate::{
     token::{Token, claims},
 };
 
-/// A kept token is shown again while so much of its life is left, but never less than a quarter of it.
+/// A cached token is reused while at least this much of its life is left, and at least a quarter of it.
 const KEEP_AT_LEAST: Duration = Duration::from_secs(300);
 
 /// Print a token for a cluster from the built-in issuer

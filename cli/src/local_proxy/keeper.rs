@@ -13,7 +13,7 @@ use tokio::sync::watch;
 
 use crate::{credential::Source, timestamp::timestamp, token::Token};
 
-/// A token is replaced so long before it ends, but not before half of its life is over.
+/// Time before its end at which a token is replaced, but not before half of its life is over.
 const BEFORE_END: Duration = Duration::from_secs(300);
 /// How often the clock is looked at: a machine that slept finds an old token at once. Also how often a file is read
 /// again.

@@ -43,7 +43,7 @@ impl Guest {
 }
 
 impl Places {
-    /// So many at once.
+    /// At most `count` at once.
     pub fn new(count: usize) -> Self {
         Self { free: Arc::new(Semaphore::new(count)), strangers: VecDeque::new(), tidy_above: 2 * count }
     }

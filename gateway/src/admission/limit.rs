@@ -82,7 +82,7 @@ impl LongTargets {
 }
 
 impl Admissions {
-    /// In a process that may open so many files; `None`: as many as it likes. Otherwise the shares of what is free
+    /// Limits for a process that may open `open_files` files; `None`: any number. Otherwise the shares of what is free
     /// would be reckoned from more than there is, and a few addresses would take the last file.
     pub fn within(open_files: Option<u64>) -> Self {
         let kept = |files: u64| (files / FILES_KEPT_PART).clamp(*FILES_KEPT.start(), *FILES_KEPT.end());

@@ -19,9 +19,9 @@ use tokio::{
 
 /// Time of handshakes in a row, before all else that is ready goes first.
 const IN_A_ROW: Duration = Duration::from_micros(250);
-/// After that, where other handshakes wait for their turn, the thread leaves its processor for about so long, the
-/// system's slack of 50 microseconds more. A program on the same processor that a request has just been sent to would
-/// wait for the end of the thread's slice otherwise, milliseconds each time; `sched_yield` does not end it.
+/// After that, where other handshakes wait for their turn, the thread leaves its processor for about this time, and for
+/// the system's slack of 50 microseconds more. A program on the same processor that a request has just been sent to
+/// would wait for the end of the thread's slice otherwise, milliseconds each time; `sched_yield` does not end it.
 const REST: Duration = Duration::from_micros(60);
 
 /// Turns of handshakes, as many at once as there are threads for them.
@@ -35,7 +35,7 @@ pub struct Pace {
 }
 
 impl Pace {
-    /// For so many threads.
+    /// Turns for `threads` threads.
     pub fn new(threads: usize) -> Self {
         Self::with(threads, IN_A_ROW)
     }

@@ -14,7 +14,7 @@ use crate::{
 /// Bytes of one push of log lines, and of one line.
 pub const LOG_BYTES: usize = 512 * 1024;
 const LINE_BYTES: usize = 32 * 1024;
-/// Lines of one push; the agent's are of 128 KiB, which so many of the shortest of its own do not fill.
+/// Lines of one push at most. The agent's pushes are of 128 KiB, which this many of its shortest lines do not fill.
 const LINES_AT_ONCE: usize = 4000;
 /// Bytes that are read before others have their turn.
 const TURN_BYTES: usize = 64 * 1024;

@@ -24,7 +24,7 @@ const BATCH_BYTES: usize = 256 * 1024;
 /// How long records are gathered before they are written together: a write for each record by itself, and the turn of
 /// another thread, cost as much as the request does.
 const GATHER: Duration = Duration::from_millis(25);
-/// With so many waiting there is no need to.
+/// Records that wait from which on none are gathered for longer.
 const ENOUGH: usize = 256;
 /// How often writing is tried again.
 const RETRY: Duration = Duration::from_secs(1);
@@ -176,7 +176,7 @@ mod tests {
 
     use super::*;
 
-    /// A disk with room for so many bytes.
+    /// A disk with room for a number of bytes.
     #[derive(Clone, Default)]
     struct Disk(Arc<Mutex<(Vec<u8>, usize)>>);
 

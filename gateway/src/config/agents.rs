@@ -25,8 +25,8 @@ pub struct Agents {
     pub authority: Option<AuthorityFiles>,
     /// How long the certificates are good for that it issues.
     pub certificate_lifetime: Duration,
-    /// How long a cluster may decide by the roles and assignments that it was told last, without hearing of the gateway:
-    /// whoever keeps news from an agent keeps a withdrawn right alive for so long at most.
+    /// How long a cluster may decide by the roles and assignments that it was told last, without hearing of the
+    /// gateway: an attacker that keeps news from an agent keeps a withdrawn right alive no longer than this.
     pub statement_lifetime: Duration,
     /// Audiences beside the gateway's URL that clusters get tokens for (docs/features.md R9).
     pub token_audiences: Vec<String>,

@@ -45,7 +45,7 @@ pub struct Api {
     pub catalogue_dir: Option<PathBuf>,
     /// Automatic upgrades of clusters' agents.
     pub upgrades: Upgrades,
-    /// How often one principal may read in one subscription: so many in a minute, and as many at once (feature N5).
+    /// Reads that one principal may make in one subscription in a minute, and as many at once (feature N5).
     pub reads_per_minute: u32,
     /// The same of writes, and again of deletions.
     pub writes_per_minute: u32,

@@ -74,12 +74,12 @@ impl Upgrades {
         }
     }
 
-    /// How many of so many clusters may be upgraded at one time: one at least, or nothing would ever happen.
+    /// How many of `clusters` clusters may be upgraded at one time: one at least, or nothing would ever happen.
     pub fn at_once(&self, clusters: usize) -> usize {
         share(clusters, self.at_once_percent).max(1)
     }
 
-    /// How many of so many clusters may fail.
+    /// How many of `clusters` clusters may fail.
     pub fn failures(&self, clusters: usize) -> usize {
         share(clusters, self.max_failures_percent)
     }

@@ -33,7 +33,7 @@ use crate::{random, replicas::Replica};
 
 /// Links to each other replica. One bears [`types::limits::STREAMS_PER_TUNNEL`] streams, and is driven by one task.
 pub const LINKS: usize = 4;
-/// Looking up another replica's name, and connecting to it, may each take so long.
+/// Longest time for looking up another replica's name, and for connecting to it.
 const STEP: Duration = Duration::from_secs(3);
 /// TLS, the carrier's handshake and the hello, each.
 const HANDSHAKE: Duration = Duration::from_secs(5);

@@ -27,7 +27,7 @@ pub const FAMILIES_MAX: usize = 10_000;
 pub const FAMILIES_PER_USER: usize = 64;
 /// Rest after which a family ends, in seconds.
 const IDLE_SECONDS: u64 = 14 * 86_400;
-/// After so long the user signs in again, in seconds.
+/// Seconds after which the user has to sign in again.
 const LIFE_SECONDS: u64 = 90 * 86_400;
 /// How long the secret before stays good, in seconds.
 const OVERLAP_SECONDS: u64 = 60;

@@ -50,7 +50,7 @@ const HALF_CLOSED: Duration = Duration::from_secs(600);
 enum At {
     /// In a head.
     Head,
-    /// In a body, so many bytes before its end.
+    /// In a body, this many bytes before its end.
     Body(u64),
     /// In the line of a chunk's size.
     ChunkLine,

@@ -377,7 +377,7 @@ mod tests {
         let mut filled = 0;
         let mut chunk = Bytes::from(vec![7; 64 * 1024]);
         loop {
-            // Whatever moves, moves while the others run: when nothing does for so many turns, it has come to rest.
+            // Whatever moves, moves while the others run: when nothing does for 1,000 turns, it has come to rest.
             let mut turns = 0;
             let sent = poll_fn(|cx| match agent.poll_send(cx, &mut chunk) {
                 Poll::Ready(result) => Poll::Ready(result.map(|()| true)),

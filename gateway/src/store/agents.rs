@@ -296,7 +296,7 @@ impl Store {
         together.commit().await
     }
 
-    /// Identities whose clusters were deleted, the newest ones, so many at most.
+    /// The newest identities whose clusters were deleted, at most `most`.
     pub async fn deleted_identities(&self, most: u32) -> Result<Vec<String>, StoreError> {
         let rows = sqlx::query(DELETED_IDENTITIES).bind(i64::from(most)).fetch_all(&self.readers).await?;
         rows.iter().map(|row| Ok(row.try_get(0)?)).collect()

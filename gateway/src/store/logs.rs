@@ -55,7 +55,7 @@ pub struct Part {
     pub after: i64,
     /// Those that are as bad as this, or worse.
     pub level: LogLevel,
-    /// The newest, so many.
+    /// The number of lines, of which the newest are read.
     pub newest: u32,
 }
 

@@ -161,7 +161,7 @@ impl Store {
         Ok(Kept::Taken)
     }
 
-    /// What is told of the parts of a resource, in order of their ranks and names, so many at most.
+    /// What is told of the parts of a resource, in order of their ranks and names, at most `most`.
     pub async fn parts_of(&self, key: &str, most: u32) -> Result<Vec<Value>, StoreError> {
         if !is_text(key) {
             return Ok(Vec::new());

@@ -113,7 +113,7 @@ impl Store {
         Ok(true)
     }
 
-    /// Keys of resources whose protected settings were to be kept until an instant that has passed, so many at most.
+    /// Keys of resources whose protected settings were to be kept until an instant that has passed, at most `most`.
     pub async fn protected_too_long(&self, now_ms: i64, most: u32) -> Result<Vec<String>, StoreError> {
         let rows = sqlx::query(ENDED).bind(now_ms).bind(i64::from(most)).fetch_all(&self.readers).await?;
         rows.iter().map(|row| Ok(row.try_get(0)?)).collect()

@@ -169,7 +169,8 @@ fn t12_a_database_that_is_away_is_told_from_one_that_refuses() {
     assert!(!StoreError::NoBackup.is_unavailable());
 }
 
-/// Whatever a transaction does: what PostgreSQL gave up for others' sake is done again, so often, and nothing else is.
+/// Whatever a transaction does: what PostgreSQL gave up for others' sake is done again, a bounded number of times, and
+/// nothing else is.
 #[tokio::test]
 async fn t12_what_is_given_up_for_others_is_done_again_and_nothing_else_is() {
     let said = |code| StoreError::Database(sqlx::Error::Database(Box::new(Said(code))));

@@ -20,7 +20,7 @@ use crate::{
 
 /// How often tunnels are looked at.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
-/// Of all tunnels one in so many is asked by one look: all of them within a minute.
+/// One look asks one in `ONE_IN` of all tunnels: all of them within a minute.
 const ONE_IN: usize = 30;
 /// Agents dial within this time of being asked.
 const RECONNECT_WITHIN: Duration = Duration::from_secs(2);
@@ -147,7 +147,7 @@ mod tests {
         _held: Vec<(Registered, TunnelHandle)>,
     }
 
-    /// So many tunnels, whose agents were told of so many replicas.
+    /// A number of tunnels, whose agents were told of `of` replicas.
     async fn fleet(tunnels: usize, of: u32) -> Fleet {
         let (registry, mut held) = (Arc::<Registry>::default(), Vec::new());
         for number in 0..tunnels {

@@ -317,7 +317,7 @@ async fn r6_the_key_may_be_given_in_an_x509_certificate() {
     site.enrol("edge", &key).await;
 }
 
-/// RSAPublicKey (RFC 8017 appendix A.1.1) of so many bytes.
+/// RSAPublicKey (RFC 8017 appendix A.1.1) of a given size.
 fn rsa_of(bytes: u8) -> Vec<u8> {
     let modulus = [vec![0x00, 0x81], vec![0x33; usize::from(bytes) - 1]].concat();
     let integer = [&[0x02, 0x81, bytes + 1][..], &modulus].concat();

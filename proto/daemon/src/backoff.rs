@@ -9,12 +9,12 @@ pub struct BackoffPolicy {
     pub first: Duration,
     /// The largest delay while failing for no longer than [`Self::quick_for`].
     pub quick_cap: Duration,
-    /// For so long after the first failure, delays stay below [`Self::quick_cap`]: a short outage costs little.
+    /// Time after the first failure in which delays stay below [`Self::quick_cap`]: a short outage costs little.
     pub quick_for: Duration,
     /// The largest delay after that.
     pub cap: Duration,
-    /// A connection that lived for so long is a success; one that died sooner counts as another failure, so that a peer
-    /// that accepts and then refuses is not dialled in a tight loop.
+    /// Life of a connection from which on it counts as a success; one that died sooner counts as another failure, so
+    /// that a peer that accepts and then refuses is not dialled in a tight loop.
     pub steady_after: Duration,
 }
 

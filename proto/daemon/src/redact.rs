@@ -181,7 +181,7 @@ fn value_of(text: &str, name: &str) -> Option<(usize, usize)> {
     Some((begin, end))
 }
 
-/// Where it ends what begins behind a quote that so many backslashes stand before: at the next such quote that is not
+/// The end of a text that begins behind a quote with `level` backslashes before it: at the next such quote that is not
 /// escaped within it, or with the line.
 fn end_of_quoted(text: &str, quote: u8, level: usize) -> usize {
     let mut escapes = 0;

@@ -46,9 +46,9 @@ pub fn address(peer: IpAddr) -> IpAddr {
     }
 }
 
-/// Of what is free, nobody gets more than one part in so many.
+/// One owner gets at most one part in `PART` of what is free.
 const PART: u32 = 8;
-/// The last places, one part in so many of all, are for those who hold none.
+/// The last places, one part in `KEPT_PART` of all, are for owners that hold none.
 const KEPT_PART: u32 = 16;
 /// A table of fewer places is too small to keep some.
 const KEPT_FROM: u32 = 256;
@@ -60,7 +60,7 @@ pub fn share(limit: u32, taken: u32, least: u32) -> u32 {
     if limit >= KEPT_FROM && free <= limit / KEPT_PART { 1 } else { (free / PART).max(least) }
 }
 
-/// What is remembered, by key, at most so many entries; each belongs to somebody who has a share.
+/// A bounded table of entries by their keys; each belongs to an owner that has a share.
 pub struct Shared<K, V, N = IpAddr> {
     entries: HashMap<K, Entry<V, N>>,
     /// The entries of each by age, the oldest first.
@@ -79,7 +79,7 @@ struct Entry<V, N> {
 }
 
 impl<K: Hash + Eq + Clone, V, N: Hash + Ord + Clone> Shared<K, V, N> {
-    /// Of at most so many entries, and at least one.
+    /// An empty table of at most `most` entries, and at least one.
     pub fn new(most: usize) -> Self {
         Self {
             entries: HashMap::new(),
@@ -185,8 +185,8 @@ impl<K: Hash + Eq + Clone, V, N: Hash + Ord + Clone> Shared<K, V, N> {
     }
 }
 
-/// Turns for work that only so much of is done at once. Networks take turns, so that whoever waits behind nobody of
-/// their own is next after one of each other network; of a full queue the one with most in it loses its oldest.
+/// Turns for work of which a limited amount is done at once. Networks take turns, so that whoever waits behind nobody
+/// of their own is next after one of each other network; of a full queue the one with most in it loses its oldest.
 pub struct Queue(Arc<Mutex<Waiting>>);
 
 struct Waiting {
@@ -202,7 +202,7 @@ struct Waiting {
 pub struct Turn(Arc<Mutex<Waiting>>);
 
 impl Queue {
-    /// So much work at once, and so many who wait for it.
+    /// At most `at_once` pieces of work at once, and `waiting` callers that wait for a turn.
     pub fn new(at_once: usize, waiting: usize) -> Self {
         Self(Arc::new(Mutex::new(Waiting {
             free: at_once,

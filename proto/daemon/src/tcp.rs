@@ -168,7 +168,7 @@ mod tests {
         texts.iter().map(|text| SocketAddr::new(text.parse().unwrap(), 443)).collect()
     }
 
-    /// What each attempt does: an answer or a refusal after so long, or neither.
+    /// What each attempt does: an answer or a refusal after a time, or neither.
     #[derive(Clone, Copy)]
     enum Does {
         Answers(u64),

@@ -98,7 +98,7 @@ pub trait Tunnel: Send + Sync + 'static {
         0
     }
 
-    /// Whether the peer owes a sign of life for so long that a new stream had better go elsewhere.
+    /// Whether the peer's sign of life is so overdue that a new stream had better go elsewhere.
     fn suspect(&self) -> bool {
         false
     }

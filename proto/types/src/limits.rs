@@ -114,21 +114,21 @@ pub const PROBE_PERIOD: Duration = Duration::from_secs(8);
 /// Period of the probes of a tunnel over TCP that nobody uses; the gateway's come a little before. Each of
 /// ten thousand costs a processor that has to fetch all that the tunnel is made of.
 pub const IDLE_PERIOD: Duration = Duration::from_secs(15);
-/// Without any sign of life for so long a tunnel is dead, if an answer was waited for [`ANSWER_WITHIN`]; both ends know
-/// within 30 s. Of an idle tunnel over QUIC the carrier's acknowledgements are signs: a session that stands still
-/// behind them is known within 80 s, or so long after somebody waits for it.
+/// Silence after which a tunnel is dead, if a probe is unanswered for [`ANSWER_WITHIN`]; both ends know within 30 s. Of
+/// an idle tunnel over QUIC the carrier's acknowledgements are signs: a session that stands still behind them is known
+/// within 80 s, or within this time of the first user that waits for it.
 pub const PROBE_DEADLINE: Duration = Duration::from_secs(20);
 /// What a peer has at least to answer a probe before its silence alone makes it dead. (Over QUIC [`URGENT_PROBES`] in a
 /// row may come to their end before.)
 pub const ANSWER_WITHIN: Duration = Duration::from_secs(10);
-/// After so long without a sign of life the peer is asked at once, while a user's stream is open. On QUIC, where an
-/// agent says something every second as long as one is or was a moment ago, also for that moment.
+/// Silence after which the peer is probed at once, while a user's stream is open. On QUIC, where an agent says
+/// something every second as long as one is or was a moment ago, also for that moment.
 pub const SUSPECT_AFTER: Duration = Duration::from_secs(2);
 /// Period of the questions to a peer in doubt; a round trip where that takes longer.
 pub const URGENT_PERIOD: Duration = Duration::from_millis(500);
-/// So many questions in a row without any sign of life, and a QUIC tunnel is dead: users are told within 10 s (and an
-/// idle tunnel is given up within about [`PROBE_DEADLINE`]). No sooner, because open sessions end with it, and a
-/// starved machine may say nothing for several seconds; new requests go to another tunnel as soon as an answer is late.
+/// Probes in a row without any sign of life after which a QUIC tunnel is dead: users are told within 10 s (and an idle
+/// tunnel is given up within about [`PROBE_DEADLINE`]). No sooner, because open sessions end with it, and a starved
+/// machine may say nothing for several seconds; new requests go to another tunnel as soon as an answer is late.
 pub const URGENT_PROBES: u32 = 14;
 /// QUIC handshakes in progress above which a new peer must first prove its address.
 pub const QUIC_RETRY_ABOVE: usize = 64;
@@ -140,7 +140,7 @@ pub const CARRIER_WINDOW_HELLO: u64 = 64 * 1024;
 /// session's credit, and a hostile peer holds about what its streams may hold, and no more.
 pub const CARRIER_WINDOW_BASE: u64 = 8 * 1024 * 1024;
 /// The carrier's window is made for twice the streams that are open, so that it is ahead of those that come, and looked
-/// at again when there are so many more.
+/// at again when there are this many more.
 pub const CARRIER_WINDOW_STREAMS: u64 = 16;
 /// Parked streams at most, when an agent opens many at once.
 pub const PARKED_STREAMS_MAX: usize = 256;

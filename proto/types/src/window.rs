@@ -154,7 +154,7 @@ pub fn zone(name: &str) -> Result<TimeZone, WindowError> {
 }
 
 impl Window {
-    /// A window that opens by a schedule of a zone, for so many minutes: at most [`HOURS_MAX`] hours of them count.
+    /// A window that opens by a schedule in a time zone, for `minutes`: at most [`HOURS_MAX`] hours of them count.
     pub fn new(schedule: Schedule, minutes: u32, zone: TimeZone) -> Self {
         Self { schedule, minutes: minutes.min(MINUTES_MAX), zone }
     }

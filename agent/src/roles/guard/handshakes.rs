@@ -32,7 +32,7 @@ pub struct Handshake {
 }
 
 impl Handshakes {
-    /// So many in all, and so many from each address.
+    /// At most `places` in all, and `each` from one address.
     pub fn new(places: usize, each: usize) -> Self {
         Self { open: Arc::default(), places, each }
     }

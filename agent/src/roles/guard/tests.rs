@@ -292,7 +292,7 @@ async fn z1_reviews_are_answered_in_their_version_and_others_are_400() {
     assert_eq!(ask("/other", String::new()).await.unwrap().0, StatusCode::NOT_FOUND);
 }
 
-/// A body of so many frames of 16 KiB, which counts those that were read; with none left it ends, or never does.
+/// A body of a number of frames of 16 KiB, which counts those that were read; with none left it ends, or never does.
 struct Frames {
     left: usize,
     read: Arc<AtomicUsize>,

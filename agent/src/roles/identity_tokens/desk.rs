@@ -37,8 +37,8 @@ pub const PATH: &str = "/v1/token";
 const BODY_BYTES: usize = 8 * 1024;
 const AUDIENCE_BYTES: usize = 1024;
 const TOKEN_BYTES: usize = 16 * 1024;
-/// Requests that are judged at once: the apiserver is asked twice for each. Of them so many of one address, which is
-/// one pod before it is known who asks, and so many of one service account.
+/// Requests that are judged at once: the apiserver is asked twice for each. At most `OF_ONE_PEER` of them are of one
+/// address, which is one pod before the caller is known, and `OF_ONE_ACCOUNT` of one service account.
 const AT_ONCE: usize = 16;
 const OF_ONE_PEER: usize = 4;
 const OF_ONE_ACCOUNT: usize = 8;

@@ -48,7 +48,7 @@ impl Default for Refusals {
 }
 
 impl Refusals {
-    /// None yet; each is remembered for so long.
+    /// An empty table, which remembers each refusal for `remembered`.
     pub fn remembered_for(remembered: Duration) -> Self {
         Self { remembered, refused: Mutex::default(), good: Mutex::default() }
     }

@@ -45,7 +45,7 @@ impl Site {
         tunnels.iter().filter(|(_, tunnel)| open(tunnel)).map(|(name, _)| *name).collect()
     }
 
-    /// Waits until so many tunnels are up, each to another replica; how long that took.
+    /// Waits until `wanted` tunnels are up, each to another replica; how long that took.
     async fn until(&self, wanted: usize) -> Duration {
         self.until_without(wanted, "").await
     }

@@ -18,7 +18,7 @@ const NEEDED: [&str; 2] = ["DNS", "TCP"];
 const TOLD: [&str; 2] = ["TLS", "clock"];
 const SKIP: &str = "--skip-network-check connects all the same";
 
-/// Runs the job, whose pod may take so long until it runs, and reads what it says. Tells what is worth knowing where
+/// Runs the job, whose pod may take `starting` until it runs, and reads what it says. Tells what is worth knowing where
 /// all is well.
 ///
 /// # Errors

@@ -70,7 +70,7 @@ pub struct Waiting<'a> {
     pub cluster: &'a Kubernetes,
     /// Namespace of the agents.
     pub namespace: &'a str,
-    /// For so long at most.
+    /// The longest time to wait.
     pub within: Duration,
     /// What to type when they are late.
     pub hint: &'a str,

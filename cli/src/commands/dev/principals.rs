@@ -19,7 +19,7 @@ use crate::{
 
 /// The service principal that owns the subscription.
 pub const OWNER: &str = "owner";
-/// So much of its secret's life must be left at a start; else it gets a new one.
+/// Least remaining life of its secret at a start; with less it gets a new one.
 const LEFT_AT_LEAST: Duration = Duration::from_secs(30 * 86_400);
 
 /// All of a state.

@@ -6,7 +6,7 @@ use crate::{
     resources::{role_assignment, role_definition},
 };
 
-/// A definition of a role that may be assigned at a scope, with so many data actions of 500 bytes.
+/// A definition of a role that may be assigned at a scope, with `patterns` data actions of 500 bytes.
 fn large(scope: &str, name: &str, patterns: usize) -> Value {
     let actions: Vec<String> = (0..patterns).map(|n| format!("a/{}{n:0>10}/read", "x".repeat(483))).collect();
     json!({"properties": {"roleName": name, "assignableScopes": [scope], "permissions": [{"dataActions": actions}]}})

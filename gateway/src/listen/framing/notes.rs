@@ -85,8 +85,8 @@ impl Notes {
         }
     }
 
-    /// Whether one of so many requests still waits for its answer, so that the end of the user's side is no reason to
-    /// stop.
+    /// Whether one of the first `heads` requests still waits for its answer, so that the end of the user's side is no
+    /// reason to stop.
     pub(super) fn still_answering(&self, heads: u64, cx: &Context<'_>) -> bool {
         let mut noted = self.lock();
         let waits = noted.over < heads && noted.long_running != Some(noted.over);

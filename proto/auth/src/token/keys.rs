@@ -39,7 +39,7 @@ use super::{
     jwk::{Algorithm, CHAIN, Key, KeySet, KeySetError},
 };
 
-/// At least so long between two fetches that bring the same keys, however many unknown key ids are shown.
+/// Least time between two fetches that bring the same keys, however many unknown key ids are presented.
 pub const REFETCH: Duration = Duration::from_secs(15);
 /// Fetches without a pause before them at most, in [`FRESH`].
 const AT_ONCE: u32 = 3;

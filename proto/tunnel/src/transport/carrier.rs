@@ -121,7 +121,7 @@ impl Link {
         each!(self, link => link.close(code, message))
     }
 
-    /// Lets the peer have so many bytes in flight and unread on the whole connection from now on.
+    /// Lets the peer have `bytes` in flight and unread on the whole connection from now on.
     pub(crate) fn allow(&self, bytes: u64) {
         match self {
             Self::Memory(_) => {}
@@ -156,7 +156,7 @@ impl Link {
         }
     }
 
-    /// Whether it remembers streams that were reset, and so many at most ([`limits::RESET_STREAMS`]).
+    /// Whether it remembers streams that were reset, up to [`limits::RESET_STREAMS`].
     pub(crate) fn remembers_resets(&self) -> bool {
         match self {
             Self::Http2(_) => true,
@@ -173,8 +173,8 @@ impl Link {
         }
     }
 
-    /// Has the peer told `every` so long that this end is there, while its session rests; on a carrier that says by
-    /// itself whether the peer got it. `None`: the session has to ask.
+    /// Has the peer told at intervals of `every` that this end is there, while its session rests; on a carrier that
+    /// reports by itself whether the peer got it. `None`: the session has to ask.
     pub(crate) fn keep_alive(&self, every: Duration) -> Option<Arc<quic::Peer>> {
         match self {
             Self::Quic(link) => link.keep_alive(every),

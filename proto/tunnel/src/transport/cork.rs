@@ -29,11 +29,11 @@ use tracing::Span;
 const ROOM: usize = 16 * 1024;
 /// Room that is made at least, in bytes: what an idle connection says fits.
 const LEAST_ROOM: usize = 256;
-/// Writes of so many bytes go through at once: copying them would cost more than it saves.
+/// Size in bytes from which on a write goes through at once: copying it would cost more than it saves.
 const DIRECT: usize = 4 * 1024;
-/// So often in a row is a turn put off for nothing...
+/// Maximum consecutive deferred turns that gathered no further message.
 const USELESS: u32 = 8;
-/// ...until so many come at once.
+/// Turns that follow without deferral once [`USELESS`] is reached.
 const PROMPT_TURNS: u32 = 64;
 /// Messages that wait for a turn, see [`Turns`]: with 12 to 32 of them a gateway whose 64 requests went round in one
 /// lump answered 40 % more, as those who ask and those who answer no longer waited for each other; with 8, half of
@@ -61,7 +61,7 @@ struct Held<T> {
     /// Written and not taken by `io`, from `sent` on.
     bytes: Vec<u8>,
     sent: usize,
-    /// So many bytes were kept last, and room is made for as many.
+    /// Bytes that were kept last; room is made for as many.
     room: usize,
     holds: bool,
     /// Written to since all was sent.
@@ -219,7 +219,7 @@ pub struct Driven<F: Future, T> {
     seat: Arc<Seat<F, T>>,
     /// The next poll is the turn, which was put off.
     due: bool,
-    /// So many turns come at once.
+    /// Turns that still come without deferral.
     prompt: u32,
     /// How many in a row were put off for nothing.
     useless: u32,

@@ -9,13 +9,13 @@ use super::Packets;
 
 /// Loss is looked at in stretches at least this long,
 const STRETCH: Duration = Duration::from_secs(10);
-/// and of at least so many packets: on an idle tunnel, which sends one or two in a second, stretches are longer.
+/// and of at least this many packets: on an idle tunnel, which sends one or two in a second, stretches are longer.
 const PACKETS: u64 = 50;
 /// A stretch with more lost packets than this, in percent, is a bad one: a policer or a broken middlebox, where no
 /// congestion control makes progress. What is only acknowledged and not sent again is not counted as lost, so that this
 /// is less than what the path loses.
 const PERCENT: u64 = 20;
-/// So many bad stretches in a row, and the carrier is left.
+/// Consecutive bad stretches after which the carrier is left.
 const STRETCHES: u32 = 2;
 
 /// The judge of one tunnel's loss.
@@ -48,7 +48,7 @@ impl Loss {
 mod tests {
     use super::*;
 
-    /// When a carrier that sends and loses so many in each ten seconds in turn is left, in seconds.
+    /// Seconds until a carrier is left that sends and loses these numbers of packets in each ten seconds.
     fn run(per_look: impl IntoIterator<Item = (u64, u64)>) -> Option<u64> {
         let start = Instant::now();
         let (mut loss, mut packets) = (Loss::new(start), Packets::default());

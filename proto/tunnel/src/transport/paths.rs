@@ -58,7 +58,7 @@ pub(crate) struct Datagrams<D> {
     pub(crate) peer: SocketAddr,
     pub(crate) there: Way,
     pub(crate) here: Way,
-    /// When a datagram of so many bytes that is sent now comes out, if it does.
+    /// Tells when a datagram of a given size that is sent now comes out, if it does.
     pub(crate) due: D,
 }
 

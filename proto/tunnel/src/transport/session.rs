@@ -32,15 +32,15 @@ pub struct SessionOptions {
     pub probe_period: Duration,
     /// The same of a tunnel over TCP that nobody uses.
     pub idle_period: Duration,
-    /// Without any sign of life for so long the tunnel is dead...
+    /// Silence after which the tunnel is dead, if a probe is unanswered for [`Self::answer_within`].
     pub probe_deadline: Duration,
-    /// ...if it was asked for one so long ago.
+    /// Least time that the peer has to answer a probe.
     pub answer_within: Duration,
-    /// After so long without a sign of life the peer is asked at once.
+    /// Silence after which the peer is probed at once.
     pub suspect_after: Duration,
     /// Period of the questions then.
     pub urgent_period: Duration,
-    /// So many of them unanswered, and a tunnel over QUIC is dead.
+    /// Unanswered urgent probes in a row after which a tunnel over QUIC is dead.
     pub urgent_probes: u32,
     /// The whole hello.
     pub hello_deadline: Duration,

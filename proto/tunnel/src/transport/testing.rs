@@ -58,7 +58,7 @@ impl UdpCable {
         self.address
     }
 
-    /// Loses so many percent of what the agents send and of what they are sent, from now on.
+    /// Loses `there` percent of what the agents send and `back` percent of what they are sent, from now on.
     pub fn lose(&self, there: u32, back: u32) {
         self.there.percent.store(there, Ordering::Relaxed);
         self.back.percent.store(back, Ordering::Relaxed);

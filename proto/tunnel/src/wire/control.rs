@@ -44,7 +44,7 @@ pub enum Control {
     Drain {
         /// Why the sender of this message drains.
         code: CloseCode,
-        /// Reconnect after a random time of up to so many milliseconds.
+        /// The agent reconnects after a random time of at most this many milliseconds.
         reconnect_within_ms: u64,
     },
     /// The tunnel ends now.

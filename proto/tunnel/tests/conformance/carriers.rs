@@ -31,7 +31,7 @@ use tunnel::{
     wire::{hello::Refuse, message::Writer},
 };
 
-/// A hang fails with a name instead of stopping the run. No case takes so long, not even on a machine that gives it a
+/// A hang fails with a name instead of stopping the run. No case takes as long, not even on a machine that gives it a
 /// twentieth of a processor.
 const CASE_DEADLINE: Duration = Duration::from_secs(300);
 

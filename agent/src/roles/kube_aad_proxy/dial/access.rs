@@ -23,7 +23,7 @@ use crate::{
     roles::kubeconfig::{self, Loaded, Via},
 };
 
-/// A token file is looked at again after so long.
+/// Time after which a token file is looked at again.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 /// The most bytes of a token file.
 const TOKEN_BYTES: u64 = 64 * 1024;

@@ -32,7 +32,7 @@ fn path(cluster: &str) -> String {
     format!("{}/providers/{EXTENSIONS}/web?{EXTENSIONS_VERSION}", cluster_id("g", cluster))
 }
 
-/// The version for all clusters, so many of a hundred at once, and with so many failures.
+/// The version for all clusters, `percent` of them at once, with at most `failures` failures.
 fn rolls(version: &str, percent: u32, failures: u32) -> Value {
     json!({"properties": {
         "selector": {"tags": {}},

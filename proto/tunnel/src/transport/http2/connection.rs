@@ -247,7 +247,7 @@ struct Parker {
     requests: client::SendRequest<Bytes>,
     kept: Kept,
     parked: FuturesUnordered<Parked>,
-    /// So many are kept; it grows while the agent takes them faster than one at a time.
+    /// Streams that are kept parked; grows while the agent takes them faster than one at a time.
     stock: usize,
     /// Taken since the stock was filled, and whether one of them was reset.
     taken: usize,

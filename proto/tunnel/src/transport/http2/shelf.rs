@@ -29,11 +29,11 @@ use crate::transport::{carrier::RawError, lock};
 /// Bytes that a connection reads before what is unread is put on shelves: at ten bytes for the smallest frame that
 /// costs anything, h2 has 26,000 of them at the most...
 const READ_BYTES: usize = 256 * 1024;
-/// ...and so many more for each stream that was open, for each of them is looked at.
+/// ...and this many more for each stream that was open, for each of them is looked at.
 const READ_BYTES_PER_STREAM: usize = 512;
-/// Chunks of at least so many bytes are kept as they are.
+/// Size in bytes from which on a chunk is kept as it is.
 const LARGE_BYTES: usize = 4 * 1024;
-/// Smaller ones are joined up to so many bytes.
+/// Size in bytes up to which smaller chunks are joined.
 const JOINED_BYTES: usize = 64 * 1024;
 
 /// The shelves of a connection's streams.

@@ -200,8 +200,8 @@ impl Body {
         Poll::Ready(Ok(()))
     }
 
-    /// So many bytes are with their reader, and h2's window has room for as many: the session's credit bounds what is
-    /// in flight.
+    /// `bytes` were handed to the reader, and h2's window gets room for as many: the session's credit bounds what is in
+    /// flight.
     pub(super) fn release(&mut self, bytes: usize) {
         if let Self::Here(body) = self {
             // Fails only for a stream that is over.

@@ -32,7 +32,7 @@ fn head() -> Bytes {
     Writer::begin(BytesMut::new(), 16).finish().freeze()
 }
 
-/// Carries so many bytes per [`TURN`]; none is a black hole that still takes them.
+/// Carries `rate` bytes per [`TURN`]; 0 is a black hole that still takes them.
 async fn carry(mut from: ReadHalf<DuplexStream>, mut to: WriteHalf<DuplexStream>, rate: watch::Receiver<usize>) {
     loop {
         let rate = *rate.borrow();
@@ -256,7 +256,7 @@ async fn many_bulk_streams_on_a_slow_path_do_not_delay_a_small_exchange_for_long
     }
 }
 
-/// Sends all that a stream may carry unread, so many bytes in a frame; then nothing more of it is taken.
+/// Sends all that a stream may carry unread, `bytes` in a frame; then nothing more of it is taken.
 async fn fill_with_frames_of(bytes: usize, send: &mut SendStream) {
     let mut count = 0u64;
     while count < limits::WINDOW_INITIAL {

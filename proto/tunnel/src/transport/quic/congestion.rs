@@ -25,7 +25,7 @@ use std::{
 use quinn::congestion::{Controller, ControllerFactory, ControllerMetrics, Cubic, CubicConfig};
 use quinn_proto::RttEstimator;
 
-/// A queue stands if round trips take longer than the shortest by one part in so many of that,
+/// A queue stands if round trips take longer than the shortest one by this part of it (one in `ALLOWED`),
 const ALLOWED: u32 = 16;
 /// and by more than this, which is what timers and a slow turn on the processor make of it,
 const ALLOWED_LEAST: Duration = Duration::from_millis(1);
@@ -33,7 +33,7 @@ const ALLOWED_LEAST: Duration = Duration::from_millis(1);
 const ALLOWED_MOST: Duration = Duration::from_millis(8);
 /// Where more than this part of the packets is lost, each loss is one of congestion, queue or not.
 const LOST_MOST: f64 = 0.05;
-/// The part that is lost is that of so many packets, older ones counting less and less.
+/// Packets over which the part that is lost is averaged, older ones counting less and less.
 const LOST_OF: f64 = 512.0;
 
 /// Makes a congestion controller for each connection.

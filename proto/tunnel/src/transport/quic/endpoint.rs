@@ -334,7 +334,7 @@ fn enlarge_buffers(socket: &UdpSocket) {
     }
 }
 
-/// Whether buffers of so many bytes are small, and nobody has said so yet.
+/// Whether buffers of `bytes` are too small and this was not logged yet.
 fn is_news(bytes: usize, said: &OnceLock<()>) -> bool {
     bytes < SOCKET_BUFFER_LOW_BYTES && said.set(()).is_ok()
 }

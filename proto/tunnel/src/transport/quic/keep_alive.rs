@@ -31,7 +31,7 @@ use super::streams::heard;
 /// Those of ten thousand tunnels cost an eighth more on a beat of 32 ms, and no less on longer ones: then what belongs
 /// to the tunnels is no longer in the processor's caches when they acknowledge.
 const BEAT: Duration = Duration::from_millis(64);
-/// After so many, which take a fraction of a millisecond, it is the turn of others.
+/// Signs that are sent in a row, which take a fraction of a millisecond, before other tasks have their turn.
 const IN_A_ROW: usize = 16;
 /// A carrier acknowledges within two round trips and this: `max_ack_delay` of RFC 9000 is 25 ms, and the machine may be
 /// busy. By then all that belongs to the tunnel is still in the processor's caches.
@@ -161,7 +161,7 @@ impl Peer {
 }
 
 impl Sign {
-    /// The same, of a peer of which so much is `heard`.
+    /// The same, of a peer of which `heard` frames have come.
     fn heard_since(&self, heard: u64) -> Instant {
         if heard == self.heard { self.acknowledged } else { self.sent }
     }

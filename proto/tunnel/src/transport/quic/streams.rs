@@ -94,7 +94,8 @@ impl Link {
         heard(&self.connection)
     }
 
-    /// Has the peer told `every` so long that this end is there, while its session rests. `None`: nobody does so here.
+    /// Has the peer told at intervals of `every` that this end is there, while its session rests. `None`: this endpoint
+    /// has no task for it.
     pub(crate) fn keep_alive(&self, every: Duration) -> Option<Arc<Peer>> {
         self.keep_alive.as_ref()?.add(&self.connection, every)
     }

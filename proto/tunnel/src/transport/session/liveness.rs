@@ -257,7 +257,7 @@ impl<'a> Liveness<'a> {
         self.mode == Mode::Rests
     }
 
-    /// Whether the peer owes an answer for so long that a new request had better go elsewhere.
+    /// Whether the peer's answer is so overdue that a new request had better go elsewhere.
     pub(super) fn suspect(&self) -> bool {
         self.suspect
     }
@@ -364,7 +364,7 @@ impl<'a> Liveness<'a> {
         let awaited = self.asked.awaited.unwrap_or_default();
         let silent = match seen.carrier {
             None => self.silence.session,
-            // A session that was not asked for a minute was not silent for so long.
+            // A session that was not probed for a minute was not silent for a minute.
             Some(_) => self.silence.session.min(awaited + self.options.probe_period),
         };
         let deadline = self.options.probe_deadline.saturating_sub(silent);
@@ -678,7 +678,7 @@ mod tests {
         }
     }
 
-    /// The carrier of a gateway whose session rests says that it is there so often.
+    /// How often the carrier of a gateway whose session rests says that it is there.
     const SIGN: Duration = Duration::from_millis(7200);
 
     /// Both ends of one idle tunnel in virtual time, for a hundred periods: how often each looked (the agent first),

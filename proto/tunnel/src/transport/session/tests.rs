@@ -625,8 +625,7 @@ async fn the_carriers_window_follows_the_streams() {
     assert_eq!(shared.take_room(), Some(of(step)));
 }
 
-/// A chunk may hold a great many control messages. They were read in one go, and for so long nothing else ran on the
-/// thread.
+/// A chunk may hold a great many control messages. They were once read in one go, while nothing else ran on the thread.
 #[tokio::test]
 async fn others_run_while_control_messages_are_read() {
     const MESSAGES: u64 = 100_000;

@@ -12,7 +12,7 @@ use crate::{
     wire::{close::CloseCode, varint},
 };
 
-/// A varint of 64 bits takes at most so many bytes.
+/// Bytes that a varint of 64 bits takes at most.
 const VARINT_BYTES: usize = 10;
 
 pub(super) struct SessionTunnel {

@@ -120,7 +120,7 @@ pub(super) struct Decoder {
     /// Whether the peer masks: a client does, a server never (section 5.1).
     masked: bool,
     head: [u8; HEAD_BYTES],
-    /// So much of it is there.
+    /// Bytes of the head that have arrived.
     have: usize,
     kind: Kind,
     /// What is left of the frame's payload, in bytes.
@@ -166,8 +166,8 @@ impl Decoder {
         self.have == 0 && self.left == 0 && !self.fragments
     }
 
-    /// Takes what has come. The payload of messages is moved to the front of `bytes`: so many. Nothing is read behind
-    /// an error, as behind a close frame.
+    /// Takes what has come. Moves the payload of messages to the front of `bytes`, and returns its length. Nothing is
+    /// read behind an error, as behind a close frame.
     pub(super) fn decode(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
         let taken = self.take(bytes);
         self.closed |= taken.is_err();

@@ -20,8 +20,8 @@ use super::{
     frames::{self, Decoder, HEAD_BYTES, Key},
 };
 
-/// So much is masked at once, in bytes: four TLS records (RFC 8446 section 5.1), which leave in one system call and
-/// stay in the processor's caches until they are encrypted.
+/// Bytes that are masked at once: four TLS records (RFC 8446 section 5.1), which leave in one system call and stay in
+/// the processor's caches until they are encrypted.
 const PIECE_BYTES: usize = 64 * 1024;
 /// Slices of one message. HTTP/2 has a frame's head and its payload.
 const SLICES: usize = 8;
@@ -103,7 +103,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> WebSocketIo<T> {
         self.keys.as_mut().map(Keys::next).transpose()
     }
 
-    /// `io` has taken so many bytes of what is queued.
+    /// `io` has taken `bytes` of what is queued.
     fn took(&mut self, bytes: usize) {
         self.sent += bytes;
         if self.sent == self.queued.len() {

@@ -16,7 +16,7 @@ use types::limits;
 use super::micros;
 
 const REMEMBERED_US: u64 = limits::RESET_REMEMBERED.as_micros() as u64;
-/// Each is paid off by so much time, in microseconds.
+/// Time that pays off one reset, in microseconds.
 const EACH_US: u64 = REMEMBERED_US / limits::RESETS_AT_ONCE;
 
 /// What the carrier remembers of streams that were reset.
