@@ -49,9 +49,9 @@ impl Verdict {
 struct Finding {
     check: String,
     verdict: Verdict,
-    /// What was found.
+    /// What the check found, in a sentence.
     detail: String,
-    /// What to do.
+    /// What the reader is to do about it.
     remedy: Option<String>,
 }
 

@@ -106,7 +106,7 @@ pub struct Config {
 pub struct Log {
     /// A level, or a filter such as `info,agent=debug`.
     pub level: String,
-    /// How lines look.
+    /// The format of log lines.
     pub format: LogFormat,
 }
 
@@ -188,7 +188,7 @@ pub enum Cluster {
         /// The folder with the files `token` and `ca.crt`.
         service_account_dir: PathBuf,
     },
-    /// By a kubeconfig.
+    /// By the credential of a kubeconfig.
     Kubeconfig {
         /// Path of the kubeconfig file.
         path: PathBuf,

@@ -48,9 +48,9 @@ pub enum IdentityError {
     /// It is of another cluster.
     #[error("the certificate is of {found}, and this agent is of {wanted}")]
     OtherCluster {
-        /// Whose it is.
+        /// The cluster that the certificate names.
         found: String,
-        /// Who this is.
+        /// The cluster that this agent is configured for.
         wanted: String,
     },
     /// A time that is none.

@@ -165,7 +165,7 @@ pub struct Visit {
     pub head: RequestHead,
     /// Request and answer.
     pub stream: Stream,
-    /// When it came.
+    /// When the stream was accepted.
     pub received: Instant,
 }
 

@@ -188,7 +188,7 @@ impl Authority {
         &self.certificate
     }
 
-    /// Its common name.
+    /// The common name of its certificate.
     pub fn name(&self) -> Option<String> {
         facts::authority_facts(&self.certificate).0
     }

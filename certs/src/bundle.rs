@@ -27,7 +27,7 @@ impl Bundle {
         Ok(Self { path: path.to_owned(), text: String::from_utf8_lossy(&bytes).into_owned() })
     }
 
-    /// Where it is.
+    /// Path of the file.
     pub fn path(&self) -> &Path {
         &self.path
     }

@@ -35,9 +35,9 @@ const BACKDATED: Duration = Duration::from_secs(300);
 /// When a certificate is valid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Validity {
-    /// From this instant.
+    /// The first instant at which the certificate is valid.
     pub not_before: SystemTime,
-    /// To this instant.
+    /// The last instant at which the certificate is valid.
     pub not_after: SystemTime,
 }
 

@@ -105,9 +105,9 @@ pub enum PeerError {
     /// A role, but not the one that this place needs.
     #[error("the certificate is one of role {found}, here one of role {wanted} is needed")]
     Role {
-        /// What it is.
+        /// The role that the certificate has.
         found: &'static str,
-        /// What is needed.
+        /// The role that is needed.
         wanted: &'static str,
     },
 }

@@ -120,7 +120,7 @@ struct Way {
     known: bool,
     /// TCP reaches it.
     tcp: bool,
-    /// Its certificate holds.
+    /// Its certificate is trusted.
     trusted: bool,
 }
 

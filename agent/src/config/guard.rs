@@ -49,7 +49,7 @@ pub(super) const TABLE: Table = table(
 /// The webhook server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Guard {
-    /// Where it listens.
+    /// The address that guard listens on.
     pub listen: SocketAddr,
     /// Names of the certificate that it makes itself.
     pub server_names: Vec<String>,

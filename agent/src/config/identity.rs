@@ -17,7 +17,7 @@ pub enum IdentitySource {
     Files {
         /// The agent's certificate chain.
         certificate_file: PathBuf,
-        /// Its private key.
+        /// Path of the private key.
         key_file: PathBuf,
     },
     /// The agents get and renew it themselves.

@@ -86,7 +86,7 @@ pub enum Store {
     Directory(PathBuf),
     /// A Secret in the namespace of the agents.
     Secret {
-        /// Of its namespace.
+        /// The client for Secrets of the namespace.
         api: Box<Api<Secret>>,
         /// Name of the Secret.
         name: String,

@@ -42,7 +42,7 @@ pub const ENTRY: Entry = Entry {
 pub struct Follow {
     /// Where it is kept.
     pub store: Store,
-    /// Who uses it.
+    /// Where a new certificate is published for all that use it.
     pub identities: Identities,
     /// Whose it must be.
     pub cluster: ClusterId,

@@ -104,7 +104,7 @@ pub struct ClusterIdentityOperator {
     pub cluster: ClusterId,
     /// Where the identity is kept.
     pub store: Store,
-    /// Who uses it.
+    /// Where a new certificate is published for all that use it.
     pub identities: Identities,
     /// Asks with the onboarding key, where there is one.
     pub enroller: Option<Box<dyn Enrol>>,

@@ -39,7 +39,7 @@ pub enum BuildError {
     Role {
         /// What the role is for, as the settings name it.
         what: &'static str,
-        /// What is missing.
+        /// Why the role cannot have it.
         #[source]
         source: Box<dyn std::error::Error + Send + Sync>,
     },

@@ -40,7 +40,7 @@ impl State {
 /// What is known of one role.
 #[derive(Debug, Clone)]
 pub struct RoleHealth {
-    /// How it fares.
+    /// Whether the role works.
     pub state: State,
     /// One word for why, as a condition has it.
     pub reason: &'static str,

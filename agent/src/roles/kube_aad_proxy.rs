@@ -70,7 +70,7 @@ pub struct Refusal {
     pub code: StatusCode,
     /// Reason in the Kubernetes `Status`, such as `Forbidden`.
     pub reason: &'static str,
-    /// For the caller.
+    /// The sentence that the caller reads.
     pub message: String,
     /// For the log; never a token.
     pub detail: Option<String>,

@@ -86,7 +86,7 @@ const AGAIN: BackoffPolicy = BackoffPolicy {
 pub struct ResourceSyncAgent {
     /// The cluster that this agent serves.
     pub cluster: ClusterId,
-    /// To the gateway.
+    /// The agents' own exchanges with the gateway.
     pub api: AgentApi,
     /// To the apiserver, for the custom resource.
     pub client: Option<Client>,

@@ -128,7 +128,7 @@ pub struct AgentApi {
 struct Bounds {
     /// From when the request begins to be sent.
     deadline: Duration,
-    /// Of its body.
+    /// Bytes of the answer's body at most.
     bytes: usize,
 }
 

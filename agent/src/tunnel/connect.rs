@@ -170,7 +170,7 @@ pub enum SetupError {
     /// A name that no certificate can have.
     #[error("{0:?} is not a name of a server")]
     Name(String),
-    /// No random numbers.
+    /// The operating system gave no random bytes.
     #[error("the operating system gives no random numbers")]
     Random,
 }

@@ -17,7 +17,7 @@ const BAD_FOR: Duration = Duration::from_secs(20);
 /// QUIC for a minute.
 const SILENT_FOR: Duration = Duration::from_secs(12);
 
-/// What to do.
+/// What is to be done with a tunnel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verdict {
     /// Keep the tunnel.

@@ -20,7 +20,7 @@ use super::{
 /// Memory of what worked, shared by all who race.
 pub type SharedChooser = Mutex<Chooser>;
 
-/// What is dialled.
+/// What one race dials.
 pub struct Attempt<'a> {
     /// The number of the gateway's address.
     pub endpoint: usize,

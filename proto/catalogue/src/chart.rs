@@ -99,7 +99,7 @@ pub enum ChartError {
     Kind {
         /// Path of the entry in the archive.
         path: String,
-        /// What it is.
+        /// The kind of the entry, with its article.
         kind: &'static str,
     },
     /// A path that is not below the chart's folder, or that readers understand in two ways.
@@ -135,7 +135,7 @@ pub enum ChartError {
     Dependency {
         /// Name of the chart that declares the dependency.
         chart: String,
-        /// What is missing.
+        /// Name of the dependency.
         dependency: String,
     },
     /// Charts in charts.

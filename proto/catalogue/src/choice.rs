@@ -43,7 +43,7 @@ pub enum Unfit {
     },
     /// The catalogue excludes the version of Kubernetes.
     Unsupported {
-        /// What it excludes.
+        /// The range of versions that the catalogue excludes.
         range: String,
         /// What the cluster has.
         kubernetes: KubernetesVersion,
@@ -103,7 +103,7 @@ pub enum ChoiceError {
     Unfit {
         /// Name of the release train.
         train: String,
-        /// Its newest version.
+        /// The newest version of the train.
         newest: Version,
         /// Why that one does not.
         why: Box<Unfit>,

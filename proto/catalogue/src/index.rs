@@ -73,7 +73,7 @@ pub struct ExtensionType {
     /// Who answers for it.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub publisher: String,
-    /// What it is.
+    /// What the extension does, in a sentence for people.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub description: String,
     /// Where it can be installed.
@@ -99,7 +99,7 @@ pub enum Scope {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct SupportedScopes {
-    /// Where at all.
+    /// Every scope that it can be installed in.
     pub scopes: Vec<Scope>,
     /// Where without a user's choice.
     pub default_scope: Scope,

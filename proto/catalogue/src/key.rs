@@ -58,7 +58,7 @@ impl PublicKey {
         Ok(Self(bytes.try_into().map_err(|_| KeyError::Public)?))
     }
 
-    /// As a file.
+    /// The key as a PEM file.
     pub fn to_pem(&self) -> String {
         pem("PUBLIC KEY", &[PUBLIC_PREFIX, &self.0].concat())
     }
@@ -143,7 +143,7 @@ impl SigningKey {
         Ok(pem("PRIVATE KEY", self.pair.to_pkcs8v1().map_err(|_| KeyError::Private)?.as_ref()))
     }
 
-    /// Its public half.
+    /// The public half, which an index names.
     pub fn public(&self) -> PublicKey {
         self.public
     }

@@ -18,7 +18,7 @@ use crate::{
     version::Version,
 };
 
-/// What is pinned.
+/// What is pinned of a catalogue: keys, its id and the last index that was accepted.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Trust {
@@ -54,7 +54,7 @@ pub enum VerifyError {
     /// It is another catalogue's.
     #[error("the index is of the catalogue {given}, not of {pinned}")]
     OtherCatalogue {
-        /// Whose it is.
+        /// Id of the catalogue that the index is of.
         given: CatalogueId,
         /// Whose it should be.
         pinned: CatalogueId,
@@ -70,7 +70,7 @@ pub enum VerifyError {
     /// There are two of this revision.
     #[error("there are two different indexes of revision {0}: its key is used elsewhere too, or a copy was signed")]
     Forked(u64),
-    /// It has expired.
+    /// The index has expired, at this instant.
     #[error("the index has expired at {0}")]
     Expired(Timestamp),
 }
@@ -182,7 +182,7 @@ pub enum OpenError {
 }
 
 impl Verified {
-    /// What it says.
+    /// The index itself.
     pub fn index(&self) -> &Index {
         &self.index
     }

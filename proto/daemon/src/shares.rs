@@ -229,7 +229,7 @@ impl Queue {
         told.await.ok()
     }
 
-    /// How many wait.
+    /// Number of callers that wait for a turn.
     pub fn waiting(&self) -> usize {
         locked(&self.0).waiting.len()
     }
@@ -274,7 +274,7 @@ impl Waiting {
         }
     }
 
-    /// Who is next.
+    /// The caller that has the next turn.
     fn pop(&mut self) -> Option<oneshot::Sender<Turn>> {
         let (_, network) = self.order.pop_first()?;
         self.places.remove(&network);

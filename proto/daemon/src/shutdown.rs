@@ -45,7 +45,7 @@ impl Shutdown {
         self.closed.cancel();
     }
 
-    /// Where it stands.
+    /// The phase that the process is in.
     pub fn phase(&self) -> Phase {
         if self.closed.is_cancelled() {
             Phase::Closed

@@ -30,7 +30,7 @@ pub enum ConnectError {
         /// Error of the lookup.
         reason: String,
     },
-    /// No TCP connection.
+    /// No address accepted a TCP connection.
     #[error("cannot connect to {address}: {reason}")]
     Connect {
         /// The address, or the name if there were several.

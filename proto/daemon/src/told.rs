@@ -39,7 +39,7 @@ impl<T: Clone> Told<T> {
         first
     }
 
-    /// What was told.
+    /// The value, once it was told.
     pub fn get(&self) -> Option<T> {
         self.value().clone()
     }

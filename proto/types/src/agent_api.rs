@@ -129,7 +129,7 @@ fn signed_parts(what: &[u8], parts: &[&str]) -> Vec<u8> {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Renewal {
-    /// As in [`Enrolment::csr`].
+    /// A request for a certificate, as in [`Enrolment::csr`].
     pub csr: String,
 }
 
@@ -180,7 +180,7 @@ impl std::fmt::Debug for TokenEnrolment {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct TokenEnrolled {
-    /// Its ARM id.
+    /// ARM id of the cluster.
     pub cluster_id: String,
     /// Object id of its identity.
     pub principal_id: String,
@@ -451,7 +451,7 @@ pub struct ObjectStatuses {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ObjectStatus {
-    /// Its ARM id.
+    /// ARM id of the object.
     pub id: String,
     /// About which [`Object::generation`].
     pub generation: i64,
@@ -641,14 +641,14 @@ pub struct LogPosition {
 pub enum LogLevel {
     /// For those who look for a fault in the controller.
     Debug,
-    /// What it did.
+    /// Something that the controller did.
     Info,
     /// What it could not do.
     Error,
 }
 
 impl LogLevel {
-    /// As in JSON.
+    /// The word that JSON has for it.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Debug => "debug",

@@ -47,9 +47,9 @@ pub enum WindowError {
         field: &'static str,
         /// As it was given.
         text: String,
-        /// Its least value.
+        /// The least value that the field takes.
         least: u32,
-        /// Its greatest value.
+        /// The greatest value that the field takes.
         most: u32,
     },
     /// A time zone.

@@ -50,7 +50,7 @@ const FAILED: &str = "Access denied due to Azure RBAC check failure. Please retr
 /// Whose decision it is: a digest of the question.
 pub type Digest = [u8; 32];
 
-/// What is decided.
+/// The decision about one question.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Decision {
     /// An assignment allows it.

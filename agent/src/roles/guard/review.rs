@@ -21,7 +21,7 @@ pub enum Malformed {
     Kind {
         /// What is asked for at this path.
         kind: &'static str,
-        /// Its API group.
+        /// The API group that the question has.
         group: &'static str,
     },
     /// A field that is missing, or of another type.

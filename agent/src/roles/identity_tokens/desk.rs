@@ -56,9 +56,9 @@ const BUSY: u64 = 1;
 pub struct Desk {
     /// Who asks and may.
     pub reviews: Box<dyn Reviews>,
-    /// Who gives them.
+    /// Asks the gateway for tokens.
     pub api: AgentApi,
-    /// Whose they are.
+    /// The cluster's identity, which the tokens are of.
     pub identities: Identities,
     /// What the gateway says of the cluster.
     pub status: Arc<StatusBoard>,
@@ -67,7 +67,7 @@ pub struct Desk {
     given: Mutex<HashMap<Asked, Given>>,
     peers: Peers,
     accounts: Places<String>,
-    /// What was refused.
+    /// Refusals that are remembered for a time.
     pub refusals: Refusals,
 }
 

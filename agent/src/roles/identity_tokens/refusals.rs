@@ -28,7 +28,7 @@ type Digest = [u8; digest::SHA256_OUTPUT_LEN];
 /// What is known of a token before it is reviewed.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Known {
-    /// It was refused.
+    /// The same question was refused a moment ago.
     Refused,
     /// Others of the same address were, too many of them.
     TooMany,

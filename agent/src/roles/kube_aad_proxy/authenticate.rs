@@ -38,7 +38,7 @@ impl Authenticator {
         Self { verifier: Arc::new(verifier), cluster, audience }
     }
 
-    /// What judges tokens.
+    /// The verifier that judges tokens.
     pub fn verifier(&self) -> &Arc<Verifier> {
         &self.verifier
     }

@@ -88,7 +88,7 @@ pub enum Reviewed {
     Decided {
         /// Whether an assignment allows it.
         allowed: bool,
-        /// Which snapshot decided.
+        /// The snapshot that the decision was made by.
         at: Edition,
         /// When the next assignment begins or ends, after which the answer may be another one.
         changes: Option<SystemTime>,

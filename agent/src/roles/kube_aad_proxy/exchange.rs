@@ -44,7 +44,7 @@ pub struct Exchange<'a> {
     pub apiserver: &'a Apiserver,
     /// Method, target and headers as the apiserver receives them.
     pub head: UpstreamHead,
-    /// Its declared length.
+    /// The request's `Content-Length`, if it has one.
     pub content_length: Option<u64>,
     /// When an answer must have begun.
     pub deadline: Instant,
@@ -64,7 +64,7 @@ pub struct Bounds {
 pub enum Begun {
     /// The answer is to be handed on.
     Answer(Box<Answering>),
-    /// It is over.
+    /// The exchange has ended without an answer to hand on.
     Over(Outcome),
 }
 
@@ -91,7 +91,7 @@ pub struct Answer {
 pub struct Outcome {
     /// What the user saw, if anything.
     pub status: Option<StatusCode>,
-    /// How it ended.
+    /// Which end it came to.
     pub end: End,
     /// Bytes towards the user.
     pub sent_bytes: u64,
@@ -100,7 +100,7 @@ pub struct Outcome {
 /// How an exchange ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum End {
-    /// All was said.
+    /// The whole answer was handed on.
     Whole,
     /// The user wanted no more.
     Stopped,
@@ -129,7 +129,7 @@ impl End {
 pub struct Refused {
     /// The half of the stream on which the refusal goes back to the gateway.
     pub send: SendStream,
-    /// What to say.
+    /// The refusal that the caller gets.
     pub refusal: Refusal,
 }
 

@@ -90,7 +90,7 @@ pub struct Names {
 }
 
 impl Names {
-    /// From the configuration.
+    /// The names that the configuration allows.
     pub fn new(settings: &config::Impersonation) -> Self {
         Self {
             extras: settings.extras.iter().cloned().collect(),

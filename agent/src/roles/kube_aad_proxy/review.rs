@@ -135,7 +135,7 @@ impl Default for Reviews {
 /// Somebody who asks to be another user for one request.
 #[derive(Clone, Copy)]
 pub struct Asking<'a> {
-    /// Who it is.
+    /// The user that the token proves.
     pub real: &'a Subject,
     /// The request's method.
     pub method: &'a Method,

@@ -76,7 +76,7 @@ impl Target {
 }
 
 impl LongTarget {
-    /// All of it.
+    /// The bytes of the whole target.
     pub fn into_bytes(self) -> Bytes {
         self.bytes
     }

@@ -21,9 +21,9 @@ pub struct There {
 /// Where the images of another version are: without tag and digest.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Images {
-    /// Of the agents.
+    /// The repository of the agents' image.
     pub agent: String,
-    /// The image of extension-manager, where its Deployment is installed.
+    /// The repository of extension-manager's image, where its Deployment is installed.
     pub extension_manager: Option<String>,
 }
 
@@ -34,7 +34,7 @@ pub struct Refusal {
     pub version: String,
     /// The cause as one word for programs.
     pub reason: &'static str,
-    /// What to do.
+    /// What the reader is to do about it.
     pub message: String,
 }
 

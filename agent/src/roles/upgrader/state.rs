@@ -78,7 +78,7 @@ pub struct State {
     pub version: String,
     /// The version that ran before.
     pub from: String,
-    /// Where it stands.
+    /// The phase that the upgrade is in.
     pub phase: Phase,
     /// Why, in one word; empty where all is well.
     #[serde(default)]

@@ -57,7 +57,7 @@ pub struct Asking<'a> {
     pub now: i64,
 }
 
-/// What is decided.
+/// The decision about a call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
     /// An assignment allows it; the verbs that it needs in the cluster.

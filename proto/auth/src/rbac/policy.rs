@@ -40,9 +40,9 @@ pub struct Assignment {
     pub principal: Arc<str>,
     /// Where it holds, and everywhere below.
     pub scope: Scope,
-    /// What it gives.
+    /// The role that it gives.
     pub role: Arc<Role>,
-    /// When it holds.
+    /// The time in which it holds.
     pub window: Window,
 }
 

@@ -147,7 +147,7 @@ fn told_bytes(permissions: &[RawPermission]) -> usize {
 
 /// A definition that every subscription has and nobody can delete.
 pub struct BuiltInRole {
-    /// Its display name.
+    /// The display name.
     pub name: String,
     /// As it is shown.
     pub permission: RawPermission,

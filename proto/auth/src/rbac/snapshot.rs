@@ -51,7 +51,7 @@ pub struct Signed {
 /// What a document leaves out so that it fits: nobody has a right by it in the cluster.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Omitted {
-    /// How many assignments.
+    /// Number of assignments that are left out.
     pub assignments: usize,
     /// At which scopes most, the first five.
     pub scopes: Vec<String>,
@@ -94,7 +94,7 @@ pub struct Document {
 pub struct RawRole {
     /// GUID of the role definition.
     pub id: String,
-    /// What it allows.
+    /// What the role allows.
     pub permissions: Vec<RawPermission>,
 }
 
@@ -104,7 +104,7 @@ pub struct RawRole {
 pub struct RawAssignment {
     /// As [`super::principal`] names them.
     pub principal: String,
-    /// Where it holds.
+    /// The scope that it holds at, as an ARM id.
     pub scope: String,
     /// GUID of the role.
     pub role: String,
@@ -131,7 +131,7 @@ impl From<&Assignment> for RawAssignment {
 /// Why a document is not taken.
 #[derive(Debug, thiserror::Error)]
 pub enum DocumentError {
-    /// Of another cluster.
+    /// The document is of another cluster.
     #[error("the snapshot of roles is of another cluster")]
     Cluster,
     /// A pattern of a role.

@@ -71,9 +71,9 @@ pub enum TokenError {
     /// An id token where access tokens are wanted, or the reverse.
     #[error("the token is {found} token, the issuer is configured for {wanted} tokens")]
     Use {
-        /// What it is.
+        /// The kind of the token, with its article.
         found: &'static str,
-        /// What is wanted.
+        /// The kind that the issuer is configured for.
         wanted: &'static str,
     },
     /// A claim that must be there.

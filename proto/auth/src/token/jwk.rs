@@ -50,7 +50,7 @@ pub enum Algorithm {
 }
 
 impl Algorithm {
-    /// All of them.
+    /// Every algorithm that is accepted.
     pub const ALL: [Self; 9] = [
         Self::Rs256,
         Self::Rs384,

@@ -53,7 +53,7 @@ impl UdpCable {
         Ok(Self { address, there, back, _tasks: tasks })
     }
 
-    /// Where agents dial.
+    /// The address that agents dial.
     pub fn address(&self) -> SocketAddr {
         self.address
     }

@@ -11,7 +11,7 @@ macro_rules! codes {
         }
 
         impl $name {
-            /// All known codes.
+            /// Every known code.
             pub const ALL: &'static [Self] = &[$(Self::$variant),*];
 
             /// The number on the wire.

@@ -55,7 +55,7 @@ pub struct Proof {
     pub signature: Bytes,
 }
 
-/// From the agent.
+/// The agent's answer to a [`Challenge`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hello {
     /// The version that the agent chose from the gateway's range.
@@ -243,7 +243,7 @@ impl Refuse {
 pub enum Answer {
     /// The tunnel is up.
     Welcome(Welcome),
-    /// It is not.
+    /// The gateway refuses the tunnel.
     Refuse(Refuse),
 }
 

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 /// The whole body of a refusal.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ErrorBody {
-    /// What is wrong.
+    /// The code and the sentence of the error.
     pub error: ErrorDetail,
 }
 

@@ -35,7 +35,7 @@ pub enum InvalidId {
     /// A word that is not expected there.
     #[error("{found:?} where {expected} is expected")]
     Unexpected {
-        /// What stands there.
+        /// The word that was found instead.
         found: String,
         /// What may stand there, in words.
         expected: &'static str,

@@ -126,9 +126,9 @@ pub(super) type Driver = Pin<Box<dyn Future<Output = ()> + Send>>;
 pub(super) enum List {
     /// Usable for any answer but one that comes in small, slow writes.
     Any,
-    /// For brief answers.
+    /// Usable for brief answers alone.
     Brief,
-    /// For answers in drops.
+    /// Usable for answers that come in small, slow writes.
     Drops,
 }
 

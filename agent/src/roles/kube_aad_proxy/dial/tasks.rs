@@ -25,7 +25,7 @@ enum First {
 }
 
 impl ConnectionTasks {
-    /// For one connection.
+    /// The tasks of one connection.
     pub fn new(tasks: TaskGroup) -> Self {
         Self { tasks, first: Arc::default() }
     }

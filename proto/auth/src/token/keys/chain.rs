@@ -42,7 +42,7 @@ pub(super) struct Chain {
 struct End {
     /// Seconds since 1970.
     until: u64,
-    /// What says so.
+    /// The signed statement that says so.
     statement: String,
 }
 

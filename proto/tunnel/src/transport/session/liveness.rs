@@ -159,7 +159,7 @@ struct Received {
 /// How long ago something was last heard, at the last look.
 #[derive(Clone, Copy, Default, Debug)]
 struct Silence {
-    /// By the session.
+    /// Heard by the session itself.
     session: Duration,
     /// By the carrier, or by the session where that is all there is.
     carrier: Duration,
