@@ -29,7 +29,7 @@ impl AccountNames {
         }
     }
 
-    /// Of a configuration.
+    /// The names that a configuration allows.
     pub fn of(config: &Config) -> Self {
         let url = config.issuer.as_ref().zip(config.api.as_ref()).map(|(_, api)| format!("{}{MOUNT}", api.url));
         Self::new(&config.dynamic.issuers, url.as_deref(), &config.dynamic.disabled)

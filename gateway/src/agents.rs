@@ -55,7 +55,7 @@ const DEADLINE: Duration = Duration::from_secs(90);
 pub struct Call {
     /// The state that all connections share.
     pub core: Arc<Core>,
-    /// Its control plane.
+    /// The control plane of the gateway.
     pub control: Arc<Control>,
     /// The query, decoded.
     pub query: Vec<(String, String)>,
@@ -83,7 +83,7 @@ pub struct Visitor {
     pub certificates: Vec<rustls::pki_types::CertificateDer<'static>>,
 }
 
-/// What is answered.
+/// The answer of a handler.
 pub struct Reply {
     status: StatusCode,
     content_type: &'static str,
@@ -107,7 +107,7 @@ impl Reply {
         Self { status: StatusCode::NO_CONTENT, content_type: "", body: Bytes::new() }
     }
 
-    /// As an answer.
+    /// The answer in HTTP.
     fn response(self) -> http::Response<Full<Bytes>> {
         let mut response = http::Response::new(Full::new(self.body));
         *response.status_mut() = self.status;

@@ -75,7 +75,7 @@ const CLIENT_ID: usize = 128;
 pub struct Call<'a> {
     /// Store and settings.
     pub control: &'a Arc<Control>,
-    /// What decisions know.
+    /// The snapshot of rights and clusters that decisions are made by.
     pub snapshot: &'a Snapshot,
     /// The user or service principal that sent the request.
     pub caller: Caller,
@@ -203,7 +203,7 @@ fn is_version(text: &str) -> bool {
 pub struct Site<'a> {
     /// Store and settings.
     pub control: &'a Arc<Control>,
-    /// What decisions know.
+    /// The snapshot of rights and clusters that decisions are made by.
     pub snapshot: &'a Snapshot,
     /// The built-in issuer, if there is one.
     pub issuer: Option<Arc<Issuer>>,

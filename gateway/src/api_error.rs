@@ -119,14 +119,14 @@ impl ApiError {
         self
     }
 
-    /// With a header.
+    /// The same error with a header of the answer.
     #[must_use]
     pub fn with(mut self, name: header::HeaderName, value: &str) -> Self {
         self.header = HeaderValue::try_from(value).ok().map(|value| (name, value));
         self
     }
 
-    /// As an answer.
+    /// The error as an answer in HTTP.
     pub fn answer(self) -> Response<Body> {
         self.response().map(Body::Full)
     }

@@ -62,9 +62,9 @@ pub enum Outcome {
 /// Bytes of one request in both directions, counted while they flow.
 #[derive(Debug, Default)]
 pub struct Bytes {
-    /// From the user.
+    /// Bytes from the user to the cluster.
     pub up: AtomicU64,
-    /// To the user.
+    /// Bytes from the cluster to the user.
     pub down: AtomicU64,
 }
 
@@ -161,7 +161,7 @@ impl Record {
         self.known().set(Text::Upgrade, &String::from_utf8_lossy(upgrade));
     }
 
-    /// Who it is.
+    /// The user's name, and the configured name of their issuer.
     pub fn user(&mut self, name: &str, issuer: &str) {
         self.known().set(Text::User, name);
         self.known().set(Text::Issuer, issuer);
@@ -251,19 +251,19 @@ impl Drop for Record {
 
 /// A connection of a cluster to a host that this gateway reaches, at its end.
 pub struct Passed<'a> {
-    /// When it began.
+    /// When the connection began.
     pub time: SystemTime,
     /// The id of its stream.
     pub id: RequestId,
-    /// Whose it is.
+    /// ARM id of the cluster whose agent opened it.
     pub cluster: &'a str,
     /// The flux configuration that it is for.
     pub configuration: &'a str,
     /// Where it was to lead, `host:port`.
     pub to: &'a str,
-    /// Where it led.
+    /// The address that was dialled.
     pub address: Option<SocketAddr>,
-    /// How it ended.
+    /// How the connection ended.
     pub outcome: Outcome,
     /// Why, if somebody refused or ended it.
     pub reason: Option<&'a str>,

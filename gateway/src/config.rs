@@ -33,7 +33,7 @@ use self::{agents::Agents, api::Api, egress::Egress, issuer::BuiltInIssuer, repl
 pub struct Config {
     /// The file it came from, read again on reload. None where a program made the configuration.
     pub file: Option<PathBuf>,
-    /// Where to listen.
+    /// Addresses that are listened on.
     pub listen: Listen,
     /// The certificate shown to users and agents.
     pub tls: TlsFiles,
@@ -168,7 +168,7 @@ pub struct Dynamic {
     pub grants: Vec<Grant>,
     /// User names that are refused everywhere.
     pub disabled: HashSet<String>,
-    /// How sessions live.
+    /// Bounds of users' sessions.
     pub sessions: Sessions,
     /// Hosts that clusters reach through this gateway.
     pub egress: Egress,

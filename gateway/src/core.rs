@@ -43,11 +43,11 @@ pub struct Core {
     pub admissions: Admissions,
     /// When handshakes have their turns.
     pub pace: Pace,
-    /// Where records go.
+    /// Takes audit records.
     pub audit: Arc<AuditLog>,
     /// Records of connections without a request.
     pub refusals: Refusals,
-    /// What is counted.
+    /// The metrics of this process.
     pub metrics: Arc<Metrics>,
     /// Bounds, replaceable while running.
     pub limits: ArcSwap<Limits>,

@@ -152,7 +152,7 @@ pub struct Definition {
     pub key: String,
     /// What people call it, in lower case.
     pub name: Box<str>,
-    /// What it allows.
+    /// What the role allows.
     pub role: Arc<Role>,
     /// Where it may be assigned, and below: who may write it has the right to do so at all of these.
     pub assignable: Vec<Scope>,
@@ -167,7 +167,7 @@ pub struct Assigned {
     pub scope: Scope,
     /// The GUID of the role.
     pub role: String,
-    /// When it holds.
+    /// The time in which the assignment holds.
     pub window: auth::rbac::Window,
 }
 

@@ -22,7 +22,7 @@ pub enum FileError {
     /// The system refused.
     #[error("cannot {what} {path}")]
     Io {
-        /// What was tried.
+        /// The step that failed, such as `read`.
         what: &'static str,
         /// On which file.
         path: PathBuf,

@@ -102,7 +102,7 @@ pub struct Request<'a> {
 }
 
 impl Hops {
-    /// No links yet.
+    /// Links to other replicas, none of which is dialled yet.
     pub fn new(replicas: Arc<Replicas>, trust: Arc<Trust>, metrics: Arc<Metrics>) -> Self {
         let identity = Identity::new(replicas.name().to_owned(), trust);
         let (came, turn) = (Notify::new(), AtomicUsize::new(0));

@@ -80,7 +80,7 @@ pub struct Access {
     pub name: String,
     /// Whose right it rests on; nobody's but its own if it was made by hand.
     pub holder: Option<Holder>,
-    /// When it ends.
+    /// When the certificate ends.
     pub expires: SystemTime,
     /// What was shown; nothing where somebody's right alone is asked for.
     pub proof: Option<Proof>,

@@ -41,7 +41,7 @@ pub struct Plan {
     pub directory: PathBuf,
     /// How users and agents address the gateway: `https://host[:port]`.
     pub url: String,
-    /// Where it listens.
+    /// The address that the gateway listens on.
     pub listen: SocketAddr,
     /// The operators' listener.
     pub admin: SocketAddr,
@@ -76,7 +76,7 @@ pub enum InitError {
     /// The key that tokens are signed with.
     #[error("the issuer's key")]
     Keys(#[from] KeysError),
-    /// No random bytes.
+    /// The operating system gave no random bytes.
     #[error(transparent)]
     Random(#[from] guid::NoRandom),
 }

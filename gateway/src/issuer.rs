@@ -119,7 +119,7 @@ pub enum IssuerError {
     /// The service principals could not be read.
     #[error("the built-in issuer's service principals")]
     Principals(#[from] PrincipalsError),
-    /// No random bytes.
+    /// The operating system gave no random bytes.
     #[error(transparent)]
     Random(#[from] guid::NoRandom),
     /// The refresh tokens could not be read.
@@ -135,7 +135,7 @@ pub enum IssuerError {
     Lost {
         /// The file of the keys.
         keys: PathBuf,
-        /// What is there.
+        /// Path of a file that is there.
         beside: PathBuf,
     },
     /// The store that has them.

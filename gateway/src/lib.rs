@@ -194,7 +194,7 @@ pub enum BuildError {
     /// An address that cannot be listened on.
     #[error("cannot listen on {address} ({what})")]
     Listen {
-        /// Which of them.
+        /// The listener's name.
         what: &'static str,
         /// The address that was to be listened on.
         address: SocketAddr,

@@ -25,7 +25,7 @@ pub enum LostError {
     /// The configuration has no such thing.
     #[error("the configuration has no {0}: there is no such key")]
     NoSuch(&'static str),
-    /// It is there.
+    /// The file is there, so nothing is lost.
     #[error("{} is there and is the right one: nothing is lost, and nothing was changed", .0.display())]
     NotLost(PathBuf),
     /// The old file cannot be put aside.

@@ -150,7 +150,7 @@ pub enum OwnersError {
     /// The store cannot be read or changed.
     #[error("the store")]
     Store(#[from] StoreError),
-    /// No random bytes.
+    /// The operating system gave no random bytes.
     #[error(transparent)]
     Random(#[from] guid::NoRandom),
 }

@@ -91,7 +91,7 @@ pub struct Seen {
     pub name: String,
     /// Which of its starts.
     pub generation: i64,
-    /// What others dial.
+    /// Host and port of its listener for other replicas.
     pub address: String,
     /// The version of its program.
     pub version: String,

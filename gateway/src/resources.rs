@@ -202,7 +202,7 @@ pub trait Kind: Send + Sync {
     /// Versions that are answered, oldest first.
     fn api_versions(&self) -> &'static [&'static str];
 
-    /// Where it lives.
+    /// The kind of scope that its resources are in.
     fn place(&self) -> Place;
 
     /// What its JSON may hold beside `id`, `name`, `type`, `systemData` and `etag`.

@@ -46,7 +46,7 @@ pub struct Snapshot {
     pub verifier: Arc<Verifier>,
     /// Whom access certificates must be of; nobody, where there are no listeners.
     roots: Option<Roots>,
-    /// How sessions live.
+    /// Bounds of users' sessions.
     pub sessions: Sessions,
     /// Hosts that clusters reach through this gateway.
     pub egress: Arc<Egress>,

@@ -117,7 +117,7 @@ pub enum StoreError {
     Damaged {
         /// Path of the file.
         path: PathBuf,
-        /// What SQLite says.
+        /// What SQLite reported.
         reason: String,
     },
     /// Only SQLite is copied from here.
@@ -128,7 +128,7 @@ pub enum StoreError {
     Entry {
         /// Which text of it.
         text: String,
-        /// What is wrong.
+        /// What the text must be and is not.
         reason: &'static str,
     },
     /// The database was made by a newer program. Nothing of it was changed.
@@ -153,7 +153,7 @@ pub enum StoreError {
     Row {
         /// Name of the table.
         table: &'static str,
-        /// What is wrong.
+        /// Which part of the row cannot be read, and why.
         reason: String,
     },
 }

@@ -111,7 +111,7 @@ impl Trust {
         self.current.load().authority_id.clone()
     }
 
-    /// What agents get.
+    /// The table `[agents]` of the configuration in force.
     pub fn agents(&self) -> Agents {
         self.current.load().agents.clone()
     }

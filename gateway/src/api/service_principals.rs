@@ -26,7 +26,7 @@ use crate::{
 /// What is asked of service principals.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Question {
-    /// All of them.
+    /// All service principals.
     All,
     /// One, by name, object id or client id.
     One(String),

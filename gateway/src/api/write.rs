@@ -51,7 +51,7 @@ enum Change {
 /// What a fleet assignment decided by.
 #[derive(Debug, Clone)]
 pub struct Seen {
-    /// Its own revision.
+    /// Revision of the fleet assignment.
     pub assignment: i64,
     /// The cluster (its key), and the revision of that: with other agents it might get less.
     pub cluster: (String, i64),

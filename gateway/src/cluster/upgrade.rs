@@ -22,7 +22,7 @@ const WHY: &str = "failedAgentVersionReason";
 pub enum State {
     /// Something must be done before it begins.
     Waiting,
-    /// It has begun.
+    /// The upgrade has begun and has not ended.
     Running,
     /// The agents have the new version.
     Succeeded,
@@ -33,7 +33,7 @@ pub enum State {
 }
 
 impl State {
-    /// All of them.
+    /// Every state.
     pub const ALL: [Self; 5] = [Self::Waiting, Self::Running, Self::Succeeded, Self::RolledBack, Self::Failed];
 
     /// The word in messages, events and metrics.

@@ -37,7 +37,7 @@ pub struct Agents {
 pub struct AuthorityFiles {
     /// Path of the certificate.
     pub certificate: PathBuf,
-    /// Its private key.
+    /// Path of the private key.
     pub key: PathBuf,
 }
 

@@ -104,7 +104,7 @@ impl StoreAt {
 pub struct Subscription {
     /// The subscription's id, a GUID.
     pub id: String,
-    /// Its display name.
+    /// The display name.
     pub name: String,
 }
 

@@ -30,7 +30,7 @@ pub struct Shown {
     pub roots: Roots,
     /// From when on another one is shown.
     pub renew_at: SystemTime,
-    /// For the listener.
+    /// TLS settings of the listener for other replicas.
     pub server: Arc<rustls::ServerConfig>,
     authority: Arc<Authority>,
 }

@@ -303,7 +303,7 @@ enum End {
     Over,
     /// The other replica stops.
     Drains,
-    /// It is closed.
+    /// The link was closed.
     Closed,
 }
 

@@ -75,7 +75,7 @@ pub enum KeptError {
     /// It cannot be read as what it should be.
     #[error(transparent)]
     Content(#[from] FileError),
-    /// No random bytes.
+    /// The operating system gave no random bytes.
     #[error(transparent)]
     Random(#[from] NoRandom),
 }

@@ -38,9 +38,9 @@ const USER_CODE_LETTERS: usize = 8;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Wish {
-    /// Its client id.
+    /// Id of the client that asks.
     pub client: String,
-    /// For which audience.
+    /// The audience that tokens are wanted for.
     pub audience: String,
     /// Whether it wants an ID token.
     pub openid: bool,
@@ -81,7 +81,7 @@ pub enum NotBegun {
     Full,
     /// It cannot be kept now.
     Away,
-    /// No random bytes.
+    /// The operating system gave no random bytes.
     Random,
 }
 

@@ -22,7 +22,7 @@ const NOT_BEFORE_SLACK_SECONDS: u64 = 30;
 #[error("the issuer's key could not sign")]
 pub struct NotSigned;
 
-/// Who signed in.
+/// The user or service principal that a token is issued to.
 #[derive(Clone)]
 pub enum Subject {
     /// A local user.

@@ -180,7 +180,7 @@ impl<'a> Page<'a> {
         self
     }
 
-    /// As an answer.
+    /// The page as an answer in HTTP.
     pub fn answer(self) -> Response<Full<Bytes>> {
         let html = format!(
             "<!doctype html><html lang=\"en\"><head><meta charset=\"utf-8\"><title>{title} - Towline</title>\

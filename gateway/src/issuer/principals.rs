@@ -54,10 +54,10 @@ pub enum PrincipalsError {
     /// The name is in use.
     #[error("there is a service principal {0:?} already")]
     Taken(String),
-    /// No such principal.
+    /// There is no service principal of this name or id.
     #[error("the issuer has no service principal {0:?}")]
     Unknown(String),
-    /// No such secret.
+    /// The service principal has no secret of this id.
     #[error("the service principal has no secret with the id {0:?}")]
     UnknownSecret(String),
     /// There are as many service principals as the issuer keeps.
@@ -69,7 +69,7 @@ pub enum PrincipalsError {
     /// No time in which it would be good.
     #[error("a secret is good for 1 second to 3650 days")]
     Life,
-    /// No random bytes.
+    /// The operating system gave no random bytes.
     #[error(transparent)]
     Random(#[from] guid::NoRandom),
 }

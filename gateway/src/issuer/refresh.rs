@@ -38,7 +38,7 @@ pub enum RefreshError {
     /// The file of refresh tokens cannot be read, parsed or written.
     #[error(transparent)]
     File(#[from] FileError),
-    /// No random bytes.
+    /// The operating system gave no random bytes.
     #[error(transparent)]
     Random(#[from] NoRandom),
 }
@@ -109,7 +109,7 @@ impl Family {
 pub struct Refreshed {
     /// What the family is worth.
     pub wish: Wish,
-    /// Whose it is.
+    /// The user that signed in.
     pub consent: Consent,
     /// The next token; none for the one before the newest.
     pub next: Option<String>,

@@ -84,7 +84,7 @@ impl State {
         }
     }
 
-    /// What seals forms.
+    /// The key that forms are sealed with.
     pub fn seals(&self) -> &Seals {
         match self {
             Self::Folder(own) => &own.seals,

@@ -48,7 +48,7 @@ pub enum UsersError {
         "{0:?} is not a name of a user or group: 1 to {NAME_BYTES} characters, none of them a control character or ':'; a user's is not a GUID"
     )]
     Name(String),
-    /// No such user.
+    /// There is no user of this name.
     #[error("the issuer has no user {0:?}")]
     Unknown(String),
     /// There are [`USERS_MAX`] users already.

@@ -9,7 +9,7 @@ pub enum Stage {
     Accept,
     /// Host and path.
     Address,
-    /// Who it is.
+    /// The user is authenticated.
     Authenticate,
     /// Whether they may.
     Authorize,

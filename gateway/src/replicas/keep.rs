@@ -64,7 +64,7 @@ pub struct Keeper {
     pub tunnels: Arc<Registry>,
     /// The revision that decisions know.
     pub known: watch::Receiver<i64>,
-    /// What is counted.
+    /// The metrics of this process.
     pub metrics: Arc<Metrics>,
     /// Open sessions, which end when this replica is fenced.
     pub sessions: Arc<Sessions>,

@@ -66,7 +66,7 @@ pub fn begins_as_api(target: &str) -> bool {
 /// Where a request wants to go.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Address {
-    /// To a cluster.
+    /// A cluster, by its key.
     Cluster(Box<ClusterAddress>),
     /// An agent that wants a WebSocket tunnel.
     Tunnel,

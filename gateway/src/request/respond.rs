@@ -253,7 +253,7 @@ struct Answer {
     status: StatusCode,
     /// As a Kubernetes `Status` has it.
     reason: &'static str,
-    /// For the user.
+    /// The sentence that the user reads.
     message: Cow<'static, str>,
     /// After how many seconds the same may be asked again, where that helps.
     retry_after: Option<u32>,
@@ -339,7 +339,7 @@ pub enum Body {
     Full(Full<Bytes>),
     /// Ours, counted until it was taken.
     Counted(Full<Bytes>, UnreadAnswer),
-    /// From a cluster.
+    /// The body of a cluster's answer.
     Relayed(Box<Relayed>),
     /// Ours, told as it happens.
     Live(Box<Live>),
@@ -360,7 +360,7 @@ pub enum BodyError {
     /// Behind the gateway.
     #[error("the answer broke off")]
     BrokenOff(#[source] tunnel::transport::StreamError),
-    /// By the gateway.
+    /// The gateway ended the session.
     #[error("the session was ended: {}", .0.text())]
     Ended(EndReason),
 }

@@ -112,7 +112,7 @@ pub struct Property {
     pub name: &'static str,
     /// What it may be.
     pub kind: Type,
-    /// Who writes it.
+    /// Whether clients or this service write it.
     pub access: Access,
     /// Whether an object without it is refused.
     pub required: bool,

@@ -34,7 +34,7 @@ pub struct Full {
 }
 
 impl Slot {
-    /// Whose it is.
+    /// The user who has the slot, if it is a user's.
     pub fn user(&self) -> Option<&PrincipalKey> {
         self.user.as_ref().map(|(user, _)| user)
     }

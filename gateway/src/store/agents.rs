@@ -44,9 +44,9 @@ pub struct Agent {
 pub struct Certified {
     /// When it begins: milliseconds since 1970.
     pub begins_ms: i64,
-    /// When it ends.
+    /// When the certificate ends, in milliseconds since 1970.
     pub ends_ms: i64,
-    /// Its serial number.
+    /// Serial number of the certificate.
     pub serial: String,
     /// The fingerprint of the public key that it was issued for.
     pub key: String,
@@ -55,7 +55,7 @@ pub struct Certified {
 /// What became of something that is kept for a cluster.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Kept {
-    /// It is kept.
+    /// It was written.
     Done,
     /// The resource is gone.
     Gone,

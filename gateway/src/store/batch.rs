@@ -64,7 +64,7 @@ pub struct Batch {
 pub struct Ended {
     /// The operation's name.
     pub id: String,
-    /// How it ended.
+    /// The status that the operation ended with.
     pub status: Status,
     /// ARM's error body, if it failed.
     pub error: Option<Value>,
@@ -105,7 +105,7 @@ pub enum Refused {
         /// The version there is now.
         found: Option<i64>,
     },
-    /// It holds something.
+    /// The resource still holds others.
     #[error("{key} holds something")]
     NotEmpty {
         /// Key of the resource that was to be deleted.

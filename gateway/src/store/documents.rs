@@ -23,7 +23,7 @@ pub struct Document {
     pub name: String,
     /// Rises with every change.
     pub version: i64,
-    /// Its content, sealed.
+    /// The content, sealed with the store's key.
     pub sealed: Vec<u8>,
 }
 

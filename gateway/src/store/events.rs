@@ -62,7 +62,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// All of them.
+    /// Every kind.
     pub const ALL: [Self; 5] =
         [Self::Created, Self::Connectivity, Self::Deleted, Self::AgentVersion, Self::AgentUpgrade];
 

@@ -20,7 +20,7 @@ const COUNTED_EVERY: i64 = 50;
 pub struct Line {
     /// The key of the resource that it is about.
     pub key: String,
-    /// Who logged it.
+    /// UID of the pod that logged it.
     pub source: String,
     /// Where it is among the lines of its source.
     pub position: LogPosition,
@@ -33,7 +33,7 @@ pub struct Line {
 /// How much is kept.
 #[derive(Debug, Clone, Copy)]
 pub struct Room {
-    /// Of one resource.
+    /// Bound of the lines of one resource.
     pub of_resource: Bound,
     /// Of all resources of a cluster. It may be a few lines more for a while.
     pub of_cluster: Bound,
@@ -60,7 +60,7 @@ pub struct Part {
 }
 
 impl Part {
-    /// All of them.
+    /// All lines.
     pub const ALL: Self = Self { after: 0, level: LogLevel::Debug, newest: u32::MAX };
 }
 

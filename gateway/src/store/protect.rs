@@ -86,7 +86,7 @@ pub enum ProtectError {
         path: PathBuf,
         /// From 1; 0 for the whole file.
         line: usize,
-        /// What is wrong.
+        /// What is wrong with the line, and never the line itself.
         reason: &'static str,
     },
     /// It was sealed under a key that is not there.

@@ -40,9 +40,9 @@ pub struct Ticket {
 /// How many tickets of a kind there may be.
 #[derive(Debug, Clone, Copy)]
 pub struct Most {
-    /// Of all owners.
+    /// Tickets of all owners.
     pub all: i64,
-    /// Of one owner.
+    /// Tickets of one owner.
     pub of_owner: i64,
     /// Of one place of an owner; over that none is added.
     pub of_place: i64,
@@ -51,7 +51,7 @@ pub struct Most {
 /// How a ticket is found.
 #[derive(Debug, Clone, Copy)]
 pub enum By<'a> {
-    /// By its key.
+    /// By the ticket's key.
     Key(&'a str),
     /// By its other name.
     Alias(&'a str),
@@ -71,7 +71,7 @@ pub enum Then {
         /// The new [`Ticket::ends`], in seconds since 1970.
         ends: i64,
     },
-    /// It is deleted.
+    /// The ticket is deleted.
     Go,
 }
 

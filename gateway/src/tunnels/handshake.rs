@@ -45,7 +45,7 @@ const RETRY_OUTDATED: Duration = Duration::from_secs(300);
 pub struct Welcomed {
     /// Opens streams to the agent, and drains or closes the tunnel.
     pub handle: TunnelHandle,
-    /// Where it leads.
+    /// The cluster that the tunnel leads to.
     pub cluster: ClusterRef,
     /// What the agent's certificate names beside the cluster.
     pub names: Named,

@@ -91,7 +91,7 @@ impl Fault {
 /// A head that is refused, with what of it goes into records.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Faulty {
-    /// What is wrong.
+    /// The fault that was found.
     pub fault: Fault,
     /// Its method, where the request line could be read.
     pub method: String,

@@ -16,13 +16,13 @@ use super::Faulty;
 pub enum Note {
     /// All of it was given on.
     Fine,
-    /// It was refused.
+    /// The head was refused.
     Faulty(Faulty),
     /// Its target was given on without the query; this is all of it. Holds its place among the long ones.
     Long(bytes::Bytes),
 }
 
-/// What was noted.
+/// What was noted of the requests of one connection.
 #[derive(Clone, Default)]
 pub struct Notes(Arc<Mutex<Noted>>);
 
