@@ -59,7 +59,8 @@ pub struct Plan {
 /// Every further line.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub enum Ask {
-    /// Tell once all have a tunnel that was made since they were started or lost; at the latest after so many seconds.
+    /// Tell once all have a tunnel that was made since they were started or lost; at the latest after this many
+    /// seconds.
     Up {
         /// Longest wait, in seconds.
         within: f64,
@@ -74,7 +75,7 @@ pub enum Ask {
 /// clusters have two.
 const CLUSTERS: u32 = 5000;
 
-/// How many clusters so many agents have.
+/// Number of clusters that `agents` agents have.
 pub fn clusters(agents: u32) -> u32 {
     agents.min(CLUSTERS)
 }

@@ -31,7 +31,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// What is asked of it.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Task {
-    /// `kubectl get` so many times, one after the other, each a process with a connection of its own.
+    /// `kubectl get` a number of times, one after the other, each a process with a connection of its own.
     Get {
         /// Number of `kubectl get` processes.
         count: u32,

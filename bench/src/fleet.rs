@@ -23,7 +23,7 @@ use crate::{
 const MADE: Duration = Duration::from_secs(120);
 /// All must have a tunnel within this, from when the last began to dial.
 const UP_S: f64 = 60.0;
-/// Who is not back within this counts as away for so long.
+/// An agent that is not back within this many seconds counts as away for as long.
 const BACK_S: f64 = 120.0;
 /// More than what is asked for takes, for the answer itself.
 const ANSWER: Duration = Duration::from_secs(30);
@@ -33,7 +33,7 @@ const ENOUGH: u64 = 100;
 const LAST: Duration = Duration::from_secs(90);
 /// How often memory is looked at.
 const LOOK: Duration = Duration::from_millis(200);
-/// After a crowd has come, so long passes until it counts as steady.
+/// Time after the arrival of a crowd from which on it counts as steady.
 const SETTLE: Duration = Duration::from_secs(2);
 /// Connections of the user with many watches.
 const CONNECTIONS: usize = 100;
@@ -110,7 +110,7 @@ async fn storm_of(
         anyhow::Ok(Some((away, user.meanwhile(bench, users, ENOUGH).await?)))
     });
     let (mut outcome, served) = (back?, served?);
-    // Whoever is not back is away at least for so long.
+    // An agent that is not back is away at least for this time.
     (0..outcome.failed).for_each(|_| outcome.latency.record(Duration::from_secs_f64(BACK_S)));
     match served {
         Some((away, mut users)) => {

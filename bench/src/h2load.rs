@@ -34,7 +34,7 @@ pub fn missing() -> Option<&'static str> {
     program().err()
 }
 
-/// Asks a path for so many seconds.
+/// Sends requests over a path for `seconds`.
 ///
 /// # Errors
 /// A program that is missing or fails, or whose report cannot be read.

@@ -41,7 +41,7 @@ impl Latency {
         self.0.len()
     }
 
-    /// The value that so many of them do not exceed (0.5 is the median); `None` where none was counted.
+    /// The value that the part `quantile` of them does not exceed (0.5 is the median); `None` where none was counted.
     pub fn at(&self, quantile: f64) -> Option<u64> {
         (self.len() > 0).then(|| self.0.value_at_quantile(quantile).min(self.0.max()))
     }

@@ -43,7 +43,7 @@ impl Seat {
         }
     }
 
-    /// The processor of this seat on a machine of so many: hops are apart from what measures them.
+    /// The processor of this seat on a machine with `processors`: hops are apart from what measures them.
     fn processor(self, processors: usize) -> &'static str {
         match (self, processors) {
             (_, 0 | 1) | (Self::Load, _) | (Self::Upstream, 2 | 3) => "0",

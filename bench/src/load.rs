@@ -49,7 +49,7 @@ pub enum Until {
     /// It goes on and off on connections that are kept: each line on standard input is a [`Turn`], and has an
     /// [`Outcome`] for an answer.
     InTurns,
-    /// With a line on standard input, by which something is over that users shall be seen during; not before so many
+    /// With a line on standard input, by which something is over that users shall be seen during; not before this many
     /// requests. The answer is a [`meanwhile::Seen`].
     Over {
         /// The least number of requests before the end.
@@ -81,11 +81,11 @@ pub struct Load {
 /// How users are connected.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub enum Connections {
-    /// So many connections of HTTP/2 that are kept.
+    /// A number of connections of HTTP/2 that are kept.
     Http2(usize),
-    /// At most so many connections of HTTP/1.1 that are kept, a request at a time on each.
+    /// At most this many connections of HTTP/1.1 that are kept, a request at a time on each.
     Http1(usize),
-    /// At most so many connections of HTTP/1.1 that are upgraded once and kept, a message at a time on each.
+    /// At most this many connections of HTTP/1.1 that are upgraded once and kept, a message at a time on each.
     Upgraded(usize),
     /// Each request has a connection of its own, HTTP/2 with a full handshake.
     Fresh,
@@ -96,43 +96,43 @@ pub enum Connections {
 pub enum Request {
     /// A small answer.
     Small,
-    /// A body of so many bytes is read.
+    /// A body of this many bytes is read.
     Download(u64),
-    /// A body of so many bytes is sent.
+    /// A body of this many bytes is sent.
     Upload(u64),
     /// A body without end is sent, by this number; how much of it arrives is told by who receives it.
     Pour(u64),
-    /// A body of so many bytes is asked for, and never read.
+    /// A body of this many bytes is asked for, and never read.
     Stall(u64),
-    /// A message of so many bytes is sent through an upgraded connection, and comes back.
+    /// A message of this many bytes is sent through an upgraded connection, and comes back.
     Echo(u64),
 }
 
 /// How requests follow each other.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub enum Pace {
-    /// So many in a second, for so many seconds, whatever becomes of those before.
+    /// Requests at a fixed rate, whatever becomes of those before.
     Open {
         /// Requests in a second.
         rate: f64,
         /// Duration of the load, in seconds.
         seconds: f64,
     },
-    /// So many under way at any time, for so many seconds.
+    /// A fixed number of requests under way at any time.
     Closed {
         /// Requests that are under way at the same time.
         concurrent: usize,
         /// Duration of the load, in seconds.
         seconds: f64,
     },
-    /// So many under way at any time, until so many are done.
+    /// A fixed number of requests under way at any time, until all are done.
     Count {
         /// Requests that are under way at the same time.
         concurrent: usize,
         /// Requests until the end.
         requests: u64,
     },
-    /// One, which is cut after so many seconds and has done well if anything came.
+    /// One request, which is cut after a number of seconds and has succeeded if anything came.
     Within {
         /// Time until the request is cut, in seconds.
         seconds: f64,
@@ -140,7 +140,7 @@ pub enum Pace {
 }
 
 impl Load {
-    /// About how long it takes where so many bytes go in a second.
+    /// Seconds that it takes about at `bytes_per_s`.
     pub fn seconds(&self, bytes_per_s: f64) -> f64 {
         match (self.pace, self.request) {
             (Pace::Open { seconds, .. } | Pace::Closed { seconds, .. } | Pace::Within { seconds }, _) => seconds,
@@ -176,7 +176,7 @@ pub struct Outcome {
     pub extra: BTreeMap<String, f64>,
 }
 
-/// At most so many kinds of errors are told apart.
+/// Kinds of errors that are told apart at most.
 pub const ERRORS: usize = 16;
 
 /// Counts an error among those of its kind.

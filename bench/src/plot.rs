@@ -165,7 +165,7 @@ fn percent(nines: f64) -> String {
     }
 }
 
-/// A time of so many microseconds, in few characters.
+/// A time in microseconds as text of a few characters.
 fn time(us: f64) -> String {
     let (value, unit) = match us {
         us if us < 1e3 => (us, "us"),

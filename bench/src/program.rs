@@ -179,7 +179,7 @@ impl Dialogue {
         }
     }
 
-    /// Tells it something and waits so long for what it answers.
+    /// Tells it something and waits for the answer, at most `within`.
     ///
     /// # Errors
     /// As [`Self::line`]; an answer that cannot be read.

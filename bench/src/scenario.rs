@@ -43,9 +43,9 @@ pub enum Work {
     Many(fleets::Many),
     /// What kubectl does, before a real apiserver.
     Command(fn(Size) -> Task),
-    /// Requests of a load generator that is not ours, for so many seconds.
+    /// Requests of a load generator that is not ours, for a number of seconds.
     H2load(fn(Size) -> f64),
-    /// So many token checks, over no path at all.
+    /// A number of token checks, over no path at all.
     Tokens(fn(Size) -> u32),
 }
 
@@ -117,7 +117,7 @@ pub struct Size {
     tokens: u32,
     /// Seconds that a crowd is looked at; a few periods of the probes of idle tunnels.
     pub crowd_s: f64,
-    /// One in so many of a crowd comes.
+    /// One in this many of a crowd comes.
     crowd_part: u32,
     /// How often a command is run.
     commands: u32,

@@ -21,9 +21,9 @@ pub enum Crowd {
     /// As it comes.
     #[default]
     Few,
-    /// One user with so many watches at once.
+    /// One user with a number of watches at once.
     Watches(u32),
-    /// So many clusters, each with a tunnel, beside the one that users reach.
+    /// A number of clusters, each with a tunnel, beside the one that users reach.
     Agents(u32),
     /// A second cluster, of the same gateway.
     Two,

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 pub struct Shape {
     /// How long each packet is under way; a round trip takes it twice.
     pub delay: Duration,
-    /// At most so much is added to the delay of a packet, evenly spread; the order stays.
+    /// Longest time that is added to the delay of a packet, evenly spread; the order stays.
     pub jitter: Duration,
     /// The part of packets that are lost, each by its own throw.
     pub loss: f64,

@@ -105,7 +105,7 @@ async fn kept_token(verifier: &Verifier, batches: u32, token: &str) -> anyhow::R
     .await
 }
 
-/// The median of so many different credentials, each checked once.
+/// The median over different credentials, each checked once.
 async fn cold<T>(
     count: u32,
     credential: impl Fn(u32) -> anyhow::Result<T>,

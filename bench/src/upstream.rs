@@ -35,7 +35,7 @@ use rustls::{
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::TlsAcceptor;
 
-/// What a path asks for: `/bench/bytes/<n>` is a body of so many bytes, all else is small.
+/// What a path asks for: `/bench/bytes/<n>` is a body of `n` bytes, all else is small.
 const BYTES: &str = "/bench/bytes/";
 /// About what a small object of Kubernetes has.
 const SMALL: &[u8] = br#"{"kind":"Status","apiVersion":"v1","metadata":{},"status":"Success","message":"a small answer of an upstream that has nothing to do but to answer, of about the length of a small object","code":200}"#;
@@ -177,7 +177,7 @@ pub struct Repeated {
 }
 
 impl Repeated {
-    /// So many zeros.
+    /// A body of `length` zeros.
     pub fn zeros(length: u64) -> Self {
         static ZEROS: [u8; CHUNK] = [0; CHUNK];
         Self { chunk: Bytes::from_static(&ZEROS), left: length }

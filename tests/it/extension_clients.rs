@@ -88,7 +88,7 @@ fn flux_sdk() -> anyhow::Result<()> {
     drive(&desk, "flux-sdk", "azure_flux.py", 6)
 }
 
-/// Runs a program of SDKs against a gateway with the catalogue `c`; it says of so many steps that they held.
+/// Runs a program of SDKs against a gateway with the catalogue `c`; it says of `steps` steps that they held.
 fn drive(desk: &Desk, name: &str, program: &str, steps: usize) -> anyhow::Result<()> {
     let apiserver = Apiserver::plain(&scratch(&format!("{name}-apiserver")))?;
     let setting = format!("api.catalogue_dir={}", desk.path("c").display());

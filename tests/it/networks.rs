@@ -123,7 +123,7 @@ impl Open {
         Ok(Self { raw, next: 0, text: String::new() })
     }
 
-    /// Reads so many more ticks, each of which must follow the one before.
+    /// Reads `count` more ticks, each of which must follow the one before.
     fn ticks(&mut self, count: usize) -> anyhow::Result<()> {
         for _ in 0..count {
             let tick = format!("tick {};", self.next);

@@ -59,8 +59,7 @@ pub struct Provider {
 }
 
 impl Provider {
-    /// With the ID tokens of users. Tokens live so many seconds; access tokens of the client `towline` are for
-    /// `gateway`.
+    /// With the ID tokens of users. Tokens live `seconds`; access tokens of the client `towline` are for `gateway`.
     pub fn start(users: &[&str], seconds: u32, gateway: &str) -> anyhow::Result<Self> {
         // Away from what is swept for secrets: it has keys, and the package's own tests of keys are in it.
         let folder = tempfile::tempdir()?;

@@ -35,7 +35,7 @@ pub fn tests() -> Vec<Trial> {
     ]
 }
 
-/// So many clusters are connected, that some have no tunnel at a replica.
+/// The replicas that have a tunnel of the cluster, once there are `at_least`.
 fn holders(replicas: &Replicas, site: &Site, at_least: usize) -> anyhow::Result<Vec<usize>> {
     let mut found = Vec::new();
     eventually("tunnels are up", Duration::from_secs(60), || {
@@ -328,7 +328,7 @@ fn of(count: &AtomicUsize) -> usize {
     count.load(Ordering::Relaxed)
 }
 
-/// Waits until so many more were answered.
+/// Waits until `count` more were answered.
 fn more(counts: &Counts, count: usize) -> anyhow::Result<()> {
     let before = of(&counts.good);
     eventually("the load goes on", Duration::from_secs(30), || Ok(of(&counts.good) >= before + count)).map(drop)

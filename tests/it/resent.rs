@@ -99,7 +99,7 @@ struct Writer<'a> {
 impl Writer<'_> {
     const COLLECTION: &'static str = "/api/v1/namespaces/resent/secrets";
 
-    /// Makes so many objects at once. How many were put off: the answer says that nothing was done, and when to try
+    /// Makes `count` objects at once. How many were put off: the answer says that nothing was done, and when to try
     /// again.
     fn write(&self, count: usize) -> anyhow::Result<usize> {
         let body = json!({

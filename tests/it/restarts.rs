@@ -53,7 +53,7 @@ impl Counts {
         count.load(Ordering::Relaxed)
     }
 
-    /// Waits until so many more were answered.
+    /// Waits until `count` more were answered.
     fn more(&self, count: usize) -> anyhow::Result<()> {
         let before = Self::of(&self.good);
         eventually("the load goes on", Duration::from_secs(20), || Ok(Self::of(&self.good) >= before + count))?;

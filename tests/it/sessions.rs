@@ -242,7 +242,7 @@ fn at_once(count: usize, run: impl Fn(usize) -> anyhow::Result<()> + Sync) -> an
     })
 }
 
-/// Copies so many random bytes into the pod and back.
+/// Copies `count` random bytes into the pod and back.
 pub fn copy_there_and_back(kubectl: &Kubectl, count: usize) -> anyhow::Result<()> {
     let dir = tests::programs::scratch("copy");
     let (there, back) = (dir.join("there"), dir.join("back"));

@@ -27,7 +27,7 @@ pub enum Manner {
     Hangs,
     /// Breaks the connection off.
     Resets,
-    /// Connects, and closes after so long without a byte either way.
+    /// Connects, and closes after this time without a byte either way.
     ClosesWhenSilent(Duration),
 }
 

@@ -127,7 +127,7 @@ impl Raw {
         }
     }
 
-    /// Takes exactly so many bytes.
+    /// Takes exactly `count` bytes.
     pub fn exactly(&mut self, count: usize) -> anyhow::Result<Vec<u8>> {
         while self.held.len() < count {
             if !self.fill()? {

@@ -70,7 +70,7 @@ pub struct Site {
 }
 
 impl Replicas {
-    /// Starts so many, of which each has the settings `more` beside those that they need.
+    /// Starts `count`, of which each has the settings `more` beside those that they need.
     pub fn start(name: &str, count: usize, more: &str) -> anyhow::Result<Self> {
         Self::start_with(name, count, more, str::to_owned)
     }

@@ -63,7 +63,7 @@ impl Seen {
 }
 
 impl Board {
-    /// Has all of them dial, so many in a second.
+    /// Has all of them dial, `rate` in a second.
     pub fn start(members: Vec<Member>, rate: f64, tasks: &TaskGroup) -> Arc<Self> {
         let begin = Instant::now();
         let missing = (0..members.len()).map(|number| Some(super::due(begin, number, rate))).collect();

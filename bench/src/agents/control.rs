@@ -41,14 +41,14 @@ use crate::{
     told::{self, Told},
 };
 
-/// Of so many exchanges one is a heartbeat. The gateway lets a cluster have 30 of them at once and one more every five
-/// seconds, and of the others 120 and five a second: six in a second for half a minute are below both.
+/// One in this many exchanges is a heartbeat. The gateway lets a cluster have 30 of them at once and one more every
+/// five seconds, and of the others 120 and five a second: six in a second for half a minute are below both.
 const HEARTBEAT_EACH: u64 = 5;
 /// Bytes of what is wanted of a cluster, at most.
 const DESIRED_BYTES: usize = 64 * 1024;
 /// How often the tunnel's latest probe is looked at.
 const LOOK: Duration = Duration::from_millis(100);
-/// It is asked for one in so many looks: of a tunnel that no user has a stream on only the gateway asks.
+/// It is asked for one in this many looks: of a tunnel that no user has a stream on only the gateway asks.
 const PROBE_EACH: u32 = 10;
 /// The tunnel must be up within this.
 const UP: Duration = Duration::from_secs(30);

@@ -147,7 +147,7 @@ struct Kept<T> {
 }
 
 impl<T> Kept<T> {
-    /// Room for so many.
+    /// Room for `count`.
     fn new(count: usize) -> Self {
         Self { permits: Semaphore::new(count.max(1)), idle: std::sync::Mutex::default() }
     }

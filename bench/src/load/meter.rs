@@ -41,7 +41,7 @@ impl Meter {
         self.begins.send_modify(|count| *count += 1);
     }
 
-    /// So many bytes of an answer are here.
+    /// `bytes` more of an answer have arrived.
     pub fn reads(&self, bytes: u64) {
         self.read.fetch_add(bytes, Ordering::Relaxed);
     }
@@ -56,7 +56,7 @@ impl Meter {
         *self.begins.borrow()
     }
 
-    /// Completes when so many answers began, or so many requests are over, whatever became of them. Cancel-safe.
+    /// Completes when `count` answers began, or as many requests are over, whatever became of them. Cancel-safe.
     pub async fn begun(&self, count: usize) {
         let enough = |begins: &u64| (*begins).max(self.over()) >= count as u64;
         // The sender is `self`.
@@ -86,7 +86,7 @@ impl Meter {
         self.seen().latency.record(time);
     }
 
-    /// All of it, of a load that took so long.
+    /// All of it, of a load that took `seconds`.
     pub fn outcome(&self, seconds: f64) -> Outcome {
         let seen = self.seen();
         Outcome {

@@ -77,7 +77,7 @@ async fn within(time: Duration, request: impl Future<Output = anyhow::Result<u64
     meter.record(due, outcome);
 }
 
-/// When requests are due, from the start: evenly, so many in a second.
+/// When requests are due, from the start: evenly, `rate` in a second.
 fn schedule(rate: f64, seconds: f64) -> impl Iterator<Item = Duration> {
     #[expect(clippy::cast_precision_loss, reason = "far fewer than 2^52 requests")]
     (0_u64..).map(move |number| number as f64 / rate).take_while(move |due| *due < seconds).map(Duration::from_secs_f64)

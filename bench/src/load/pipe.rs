@@ -25,7 +25,7 @@ impl Pipe {
         Ok(Self(TokioIo::new(hyper::upgrade::on(answer).await.context("upgrade")?)))
     }
 
-    /// Sends so many bytes, and meanwhile reads as many back.
+    /// Sends `bytes`, and meanwhile reads as many back.
     ///
     /// # Errors
     /// It broke off, or other bytes came.

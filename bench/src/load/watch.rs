@@ -109,7 +109,7 @@ impl Watches {
         outcome
     }
 
-    /// What is due from now on, for so long.
+    /// What is due from now on, for `seconds`.
     async fn read(&self, seconds: Duration) -> Outcome {
         let from = SystemTime::now();
         let intervals = u32::try_from(seconds.as_millis() / self.interval.as_millis().max(1)).unwrap_or(u32::MAX);
@@ -124,7 +124,7 @@ impl Watches {
         window.map_or_else(Outcome::default, |window| self.judged(window, wanted))
     }
 
-    /// What came of so many events.
+    /// What came of `wanted` events.
     fn judged(&self, window: Window, wanted: u64) -> Outcome {
         let seconds = window.until.duration_since(window.from).unwrap_or_default();
         let mut outcome = window.meter.outcome(seconds.as_secs_f64());
@@ -218,14 +218,14 @@ impl Board {
         self.changed.notify_one();
     }
 
-    /// Completes when so many have begun, or will not.
+    /// Completes when `count` have begun, or will not.
     async fn begun(&self, count: u32) {
         while self.seen().over < count {
             self.changed.notified().await;
         }
     }
 
-    /// Completes when so many events are here.
+    /// Completes when `count` events are here.
     async fn arrived(&self, count: u64) {
         while self.seen().window.as_ref().is_some_and(|window| window.meter.over() < count) {
             self.changed.notified().await;

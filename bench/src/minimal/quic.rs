@@ -27,7 +27,8 @@ use types::limits;
 use super::{Body, Bytes, Context, Incoming, Outer, Request, Response};
 use crate::{certificates, cipher, upstream};
 
-/// Towline's gateway tells each idle agent so often that it is there: a tenth of a period before the agent would ask,
+/// Interval at which Towline's gateway tells each idle agent that it is there: a tenth of a period before the agent
+/// would ask,
 const EVERY: Duration = limits::PROBE_PERIOD.saturating_sub(Duration::from_millis(800));
 /// and on the beat, together with all whose time has come.
 const BEAT: Duration = Duration::from_millis(64);

@@ -38,7 +38,7 @@ fn needed(watches: u32) -> u32 {
     2 * watches + SPARE
 }
 
-/// Why so many watches are too many, if so.
+/// Why this number of watches is too large for nginx, if it is.
 pub fn cannot(watches: u32) -> Option<String> {
     let (needed, allowed) = (needed(watches), daemon::raise_open_files()?);
     let refused = format!("a hop of it needs {needed} open files, and the system allows {allowed}");

@@ -119,7 +119,7 @@ impl Line {
         std::mem::take(&mut self.seen)
     }
 
-    /// How long the wire takes for so many bytes.
+    /// How long the wire takes for `bytes`.
     fn sending(&self, bytes: usize) -> Duration {
         match self.shape.rate {
             0 => Duration::ZERO,
@@ -160,7 +160,8 @@ mod tests {
 
     const MS: Duration = Duration::from_millis(1);
 
-    /// Numbered packets of so many bytes, one each `every`; when each left, since the first entered, and its number.
+    /// `count` numbered packets of `size` bytes, one each `every`; when each left, since the first entered, and its
+    /// number.
     fn through(shape: Shape, count: u32, size: usize, every: Duration) -> (Vec<(Duration, u32)>, Seen) {
         let (mut line, start, mut left) = (Line::new(shape, 1), Instant::now(), Vec::new());
         let mut leave = |line: &mut Line, until: Option<Instant>| {

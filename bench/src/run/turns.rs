@@ -15,7 +15,7 @@ use crate::{
     users::User,
 };
 
-/// A turn that is not over so much later is broken.
+/// Time after which a turn that is not over is broken.
 const PATIENCE: Duration = Duration::from_secs(90);
 
 /// One scenario over paths, all in one repeat; how often something broke. One that breaks has no figures, and the

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 /// Before the number, in a path.
 const PATH: &str = "/bench/tally/";
-/// So many of the last ones are known.
+/// Bodies that are known: the last ones.
 const KEPT: usize = 64;
 
 static TALLIES: Mutex<VecDeque<(u64, Tally)>> = Mutex::new(VecDeque::new());
@@ -40,7 +40,7 @@ pub fn number(path: &str) -> Option<u64> {
     path.strip_prefix(PATH)?.parse().ok()
 }
 
-/// So many bytes more.
+/// Counts `bytes` more for the body `number`.
 pub fn add(number: u64, bytes: u64) {
     let mut tallies = tallies();
     if let Some((_, tally)) = tallies.iter_mut().find(|(known, _)| *known == number) {

@@ -15,7 +15,7 @@ const WARM: f64 = 0.25;
 const LOOKS: usize = 12;
 /// By how much of its middle a figure may grow in what is judged.
 const GROWTH: f64 = 0.1;
-/// And in any case by so much, by the end of its name: allocators and pools grow by steps.
+/// Growth that is allowed in any case, by the end of a figure's name: allocators and pools grow by steps.
 const STEPS: &[(&str, f64)] =
     &[("rss_kib", 16_384.0), ("files", 20.0), ("threads", 4.0), ("tasks", 100.0), ("rows", 60.0)];
 /// Size of a picture of one kind of figure.

@@ -18,10 +18,10 @@ use crate::{
 const SCOPE: &str = "/subscriptions/00000000-0000-0000-0000-00000000be2c/resourceGroups/fleet/providers/Microsoft.Kubernetes/connectedClusters";
 /// How many begin to dial in a second.
 const RATE: f64 = 50.0;
-/// All must be up within so many seconds.
+/// Seconds within which all must be up.
 const UP_S: f64 = 120.0;
 
-/// What gateways must know of so many clusters, all of them behind one address.
+/// Settings of gateways for `clusters` clusters, all of them behind one address.
 pub fn settings(clusters: u32) -> String {
     let list: String = (0..clusters).map(|number| format!("[[clusters]]\nid = \"{SCOPE}/fleet-{number}\"\n")).collect();
     format!("[limits]\nhandshakes_per_address = {}\n{list}", clusters.max(256))
