@@ -219,7 +219,7 @@ pub struct Troubles {
 }
 
 impl Troubles {
-    /// None yet.
+    /// A list without troubles, which reports them to `health`.
     pub fn new(health: Reporter) -> Self {
         Self { health, of: Mutex::default(), missing: Mutex::default() }
     }
@@ -297,7 +297,7 @@ pub struct Own {
 pub struct FluxconfigAgent<G> {
     /// To the apiserver; its default namespace is the agents'.
     pub client: Client,
-    /// This cluster.
+    /// ARM id of the cluster that the agent runs in.
     pub cluster: ClusterId,
     /// What the owner of the cluster allows.
     pub settings: Gitops,

@@ -33,7 +33,7 @@ const ANSWER_BYTES: usize = 16 * 1024 * 1024;
 
 /// What another replica said.
 pub struct Said {
-    /// The replica.
+    /// Name of the replica.
     pub replica: String,
     /// Status and body of the answer; `None`: there was none in time.
     pub answer: Option<(StatusCode, Bytes)>,

@@ -31,7 +31,7 @@ use crate::{
     stored::{properties, properties_mut},
 };
 
-/// The plug-in.
+/// The kind of extensions.
 pub struct Extensions;
 
 /// The full type.

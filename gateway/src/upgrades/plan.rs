@@ -47,7 +47,7 @@ pub struct Member {
     pub running: Option<Version>,
     /// Its version of Kubernetes.
     pub kubernetes: Option<KubernetesVersion>,
-    /// Its distribution.
+    /// The distribution of Kubernetes, such as `k3s`; none: not known.
     pub distribution: Option<String>,
     /// What the gateway noted.
     pub noted: Noted,

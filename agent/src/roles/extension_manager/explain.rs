@@ -28,7 +28,7 @@ const TEXT_CHARS: usize = 600;
 /// Something that is not ready.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finding {
-    /// `Pod web/web-0`.
+    /// The Kubernetes object, such as `Pod web/web-0`.
     pub object: String,
     /// A word for programs.
     pub code: &'static str,

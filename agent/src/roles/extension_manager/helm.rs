@@ -39,7 +39,7 @@ pub const HISTORY: &str = "3";
 const ORPHAN: Duration = Duration::from_secs(5);
 /// How often a release is taken down where helm gives up before its time, and after which pause.
 const UNINSTALLS: u32 = 3;
-/// See [`UNINSTALLS`].
+/// Pause between two of the attempts that [`UNINSTALLS`] counts.
 const UNINSTALL_AGAIN: Duration = Duration::from_secs(5);
 
 /// Why helm did not do it.

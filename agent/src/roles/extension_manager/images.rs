@@ -81,10 +81,10 @@ pub enum ImagesError {
     /// More than is read.
     #[error("the chart renders more than {} MiB", BYTES / 1024 / 1024)]
     TooLarge,
-    /// No YAML.
+    /// The text is not YAML.
     #[error("what the chart renders cannot be read: line {line}: {reason}")]
     Unread {
-        /// From 1.
+        /// The line, counted from 1.
         line: usize,
         /// What is wrong there.
         reason: String,

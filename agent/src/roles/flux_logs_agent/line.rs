@@ -46,9 +46,9 @@ pub struct Said {
     pub level: LogLevel,
     /// The object's kind.
     pub kind: String,
-    /// Its namespace.
+    /// The object's namespace.
     pub namespace: String,
-    /// Its name.
+    /// The object's name.
     pub name: String,
     /// The message with the error.
     pub message: String,

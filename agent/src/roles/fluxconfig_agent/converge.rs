@@ -110,7 +110,7 @@ pub struct Orphan {
 /// What was made of a configuration.
 #[derive(Clone)]
 pub struct Made {
-    /// From what.
+    /// The configuration that it was made from.
     wanted: Wanted,
     rendered: Arc<Rendered>,
     public_key: Option<String>,

@@ -13,7 +13,7 @@ use crate::roles::{egress_proxy::Credentials, objects::state::Problem};
 
 /// On what is made here.
 pub const MANAGED: &str = "app.kubernetes.io/managed-by";
-/// Its value.
+/// The value of the label [`MANAGED`].
 pub const MANAGER: &str = "towline";
 /// Names the configuration that something was made for.
 pub const OWNER: &str = "towline.io/fluxconfig";
@@ -25,9 +25,9 @@ pub const SOURCE_CONTROL_OWNER: &str = "towline.io/gitconfig";
 pub const SOURCE_CONTROL: &str = "git.";
 /// The service account that applies what is pulled.
 pub const APPLIER: &str = "flux-applier";
-/// The group of sources and kustomizations, with the version that is written.
+/// The group of sources, with the version that is written.
 pub const SOURCE: &str = "source.toolkit.fluxcd.io/v1";
-/// See [`SOURCE`].
+/// The group of kustomizations, with the version that is written.
 pub const KUSTOMIZE: &str = "kustomize.toolkit.fluxcd.io/v1";
 /// Flux pulls at once when this changes.
 const REQUESTED: &str = "reconcile.fluxcd.io/requestedAt";
@@ -51,13 +51,13 @@ pub struct Rendered {
 
 /// A configuration that is to be rendered.
 pub struct Configuration<'a> {
-    /// Its name.
+    /// The configuration's name.
     pub name: &'a str,
     /// Of what is wanted: another one makes Flux pull at once.
     pub generation: i64,
     /// What is wanted, without protected settings.
     pub properties: &'a Properties,
-    /// Protected settings.
+    /// Values of protected settings by their names.
     pub secrets: &'a Secrets,
     /// A key that was made in the cluster, for a repository over SSH without one of its own.
     pub generated: Option<&'a KeyPair>,

@@ -41,7 +41,7 @@ pub struct Properties {
     pub azure_blob: Option<AzureBlob>,
     /// The source, where it is this kind.
     pub oci_repository: Option<Oci>,
-    /// By name.
+    /// Kustomizations by their names; one that is `null` does not count.
     pub kustomizations: Option<BTreeMap<String, Option<Kustomization>>>,
     /// Whether it has succeeded only when it is compliant.
     pub wait_for_reconciliation: Option<bool>,
@@ -53,9 +53,9 @@ pub struct Properties {
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct Pull {
-    /// A pull at most.
+    /// Seconds that a pull may take.
     pub timeout_in_seconds: Option<u64>,
-    /// Between two.
+    /// Seconds between two pulls.
     pub sync_interval_in_seconds: Option<u64>,
     /// A Secret of the namespace that is used instead of one made from the configuration.
     pub local_auth_ref: Option<String>,
@@ -72,7 +72,7 @@ pub struct Git {
     pub pull: Pull,
     /// What of it.
     pub repository_ref: Option<GitRef>,
-    /// Base64.
+    /// The lines of `known_hosts`, in base64.
     pub ssh_known_hosts: Option<String>,
     /// The user of HTTPS.
     pub https_user: Option<String>,
@@ -87,7 +87,7 @@ pub struct Git {
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct GitRef {
-    /// A branch.
+    /// The branch that is pulled.
     pub branch: Option<String>,
     /// A tag, before the branch.
     pub tag: Option<String>,
@@ -125,9 +125,9 @@ pub struct AzureBlob {
     /// How it is pulled.
     #[serde(flatten)]
     pub pull: Pull,
-    /// Who asks.
+    /// The service principal that the source is read as.
     pub service_principal: Option<ServicePrincipal>,
-    /// Who asks.
+    /// The managed identity that the source is read as.
     pub managed_identity: Option<ManagedIdentity>,
 }
 
@@ -137,7 +137,7 @@ pub struct AzureBlob {
 pub struct ServicePrincipal {
     /// Its client id.
     pub client_id: Option<String>,
-    /// Its tenant.
+    /// Id of the service principal's tenant.
     pub tenant_id: Option<String>,
     /// Whether the chain of its certificate is sent.
     pub client_certificate_send_chain: Option<bool>,
@@ -162,7 +162,7 @@ pub struct Oci {
     pub pull: Pull,
     /// What of it.
     pub repository_ref: Option<OciRef>,
-    /// Which layer.
+    /// The layer of the artifact that is taken.
     pub layer_selector: Option<LayerSelector>,
     /// Whose signature it must have.
     pub verify: Option<Verify>,
@@ -172,7 +172,7 @@ pub struct Oci {
     pub use_workload_identity: Option<bool>,
     /// The service account whose pull secrets are used.
     pub service_account_name: Option<String>,
-    /// Certificates.
+    /// Certificates for the connection to the registry.
     pub tls_config: Option<TlsConfig>,
 }
 
@@ -180,7 +180,7 @@ pub struct Oci {
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct OciRef {
-    /// A tag.
+    /// The tag that is pulled.
     pub tag: Option<String>,
     /// A range of versions, before the tag.
     pub semver: Option<String>,
@@ -211,13 +211,13 @@ pub struct Verify {
     pub identities: Option<Vec<OidcIdentity>>,
 }
 
-/// Who signed.
+/// The identity that a keyless signature must be of.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct OidcIdentity {
-    /// A regular expression.
+    /// A regular expression for the issuer of the identity.
     pub issuer: String,
-    /// A regular expression.
+    /// A regular expression for the subject of the identity.
     pub subject: String,
 }
 
@@ -239,11 +239,11 @@ pub struct Kustomization {
     pub path: Option<String>,
     /// Kustomizations of the configuration that come first.
     pub depends_on: Option<Vec<String>>,
-    /// An attempt at most.
+    /// Seconds that an attempt may take.
     pub timeout_in_seconds: Option<u64>,
-    /// Between two.
+    /// Seconds between two attempts.
     pub sync_interval_in_seconds: Option<u64>,
-    /// After a failure.
+    /// Seconds until the next attempt after a failure.
     pub retry_interval_in_seconds: Option<u64>,
     /// Whether objects that left the source are removed.
     pub prune: Option<bool>,
@@ -251,15 +251,15 @@ pub struct Kustomization {
     pub force: Option<bool>,
     /// Whether objects must become healthy.
     pub wait: Option<bool>,
-    /// Substitutions.
+    /// Variables that are replaced in the manifests.
     pub post_build: Option<PostBuild>,
 }
 
-/// Substitutions.
+/// Variables that Flux replaces in the manifests of a kustomization.
 #[derive(Debug, Clone, Default, PartialEq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct PostBuild {
-    /// By name.
+    /// Values by the names of the variables.
     pub substitute: Option<BTreeMap<String, String>>,
     /// Objects that hold more.
     pub substitute_from: Option<Vec<Value>>,

@@ -36,11 +36,11 @@ const APPLIED: &str = "kustomize.toolkit.fluxcd.io/name";
 /// A kind of Flux's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum FluxKind {
-    /// A source.
+    /// A source: a Git repository.
     GitRepository,
-    /// A source.
+    /// A source: a bucket of an object store.
     Bucket,
-    /// A source.
+    /// A source: an artifact of an OCI registry.
     OciRepository,
     /// What applies a source.
     Kustomization,
@@ -66,7 +66,7 @@ impl FluxKind {
         }
     }
 
-    /// For requests.
+    /// The kind as the client library takes it for requests.
     pub fn resource(self) -> ApiResource {
         let (group, version, kind, plural) = self.names();
         ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk(group, version, kind), plural)
@@ -84,28 +84,28 @@ impl FluxKind {
 /// A condition of an object.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Condition {
-    /// `Ready`, ...
+    /// The type of the condition, such as `Ready`.
     pub name: String,
     /// `True`, `False` or `Unknown`.
     pub status: String,
     /// A word for programs.
     pub reason: String,
-    /// For people.
+    /// A sentence for people.
     pub message: String,
-    /// RFC 3339.
+    /// When it last changed, RFC 3339.
     pub time: String,
 }
 
 /// What is read of one of Flux's objects.
 #[derive(Debug, Clone, PartialEq)]
 pub struct View {
-    /// Its kind.
+    /// The object's kind.
     pub kind: FluxKind,
-    /// Its namespace.
+    /// The object's namespace.
     pub namespace: String,
-    /// Its name.
+    /// The object's name.
     pub name: String,
-    /// Its UID.
+    /// The object's UID.
     pub uid: String,
     /// The configuration that it was made for.
     pub owner: Option<String>,
@@ -121,7 +121,7 @@ pub struct View {
     pub generation: i64,
     /// Of which generation the status is.
     pub observed: i64,
-    /// Conditions.
+    /// Conditions of its status.
     pub conditions: Vec<Condition>,
     /// The revision of a source's artifact.
     pub revision: Option<String>,
@@ -227,7 +227,7 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 enum Ended {
     /// The kind is not there.
     Absent,
-    /// Otherwise.
+    /// The watch failed; the text says why.
     Problem(String),
 }
 

@@ -17,7 +17,7 @@ use crate::{
     store::{batch::Batch, operations::Operation, resources::Stored, statuses::Told},
 };
 
-/// The work.
+/// Waits until the agents of a cluster have done what a write wants there.
 pub struct Converge;
 
 /// The code of what a cluster has not done in time.

@@ -21,7 +21,7 @@ use crate::{
     },
 };
 
-/// The work.
+/// Waits until the agents of a cluster have taken a resource down, and deletes it then.
 pub struct TakeDown;
 
 /// The word at `kind` of such work.

@@ -6,7 +6,7 @@ use types::agent_api::LogLevel;
 
 use crate::{api_error::ApiError, control::objects::Logged, resources::Acting, store::logs::Part, stored::last_name};
 
-/// The action.
+/// Name of the action that lists the lines.
 pub const LIST: &str = "listLogs";
 /// The condition that shows the last error.
 const LAST_ERROR: &str = "LastError";
