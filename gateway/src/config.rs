@@ -26,6 +26,8 @@ use certs::{Credentials, is_below};
 use daemon::settings::{self, BadFile, Faults, Section};
 use types::{ids::ClusterId, limits};
 
+use crate::files::{self, Looked};
+
 use self::{agents::Agents, api::Api, egress::Egress, issuer::BuiltInIssuer, replicas::Replicas};
 
 /// All that a gateway is told.
@@ -33,6 +35,8 @@ use self::{agents::Agents, api::Api, egress::Egress, issuer::BuiltInIssuer, repl
 pub struct Config {
     /// The file it came from, read again on reload. None where a program made the configuration.
     pub file: Option<PathBuf>,
+    /// How that file looked before it was read.
+    pub looked: Looked,
     /// Addresses that are listened on.
     pub listen: Listen,
     /// The certificate shown to users and agents.
@@ -212,9 +216,9 @@ impl Default for Sessions {
 impl Config {
     /// Reads `file`. Relative paths in it are relative to its folder. The files that it names must be of use, too.
     pub fn load(file: &Path) -> Result<Self, BadFile> {
-        let mut faults = Faults::default();
+        let (mut faults, looked) = (Faults::default(), files::looked(file));
         match Self::read(settings::read(file)?, &mut faults) {
-            Some(config) if faults.is_empty() => Ok(Self { file: Some(file.to_owned()), ..config }),
+            Some(config) if faults.is_empty() => Ok(Self { file: Some(file.to_owned()), looked, ..config }),
             _ => Err(faults.of(file)),
         }
     }
@@ -236,6 +240,7 @@ impl Config {
         root.end(faults);
         Some(Self {
             file: None,
+            looked: None,
             listen: listen?,
             tls: tls?,
             agents: agents?,
@@ -293,7 +298,7 @@ fn parse_audit(mut section: Section, faults: &mut Faults) -> AuditTo {
     };
     if let AuditTo::File(path) = &audit {
         // Where it is not there yet, it is made when the gateway starts.
-        let tried = crate::files::writable(path);
+        let tried = files::writable(path);
         if let Err(error) = tried {
             faults.push(section.key("file"), format_args!("{} cannot be written: {error}", path.display()));
         }

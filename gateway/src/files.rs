@@ -7,11 +7,22 @@ use std::{
     os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt},
     path::{Path, PathBuf},
     sync::Arc,
+    time::SystemTime,
 };
 
 use arc_swap::ArcSwap;
 use rustix::fs::{Access, access};
 use serde::{Serialize, de::DeserializeOwned};
+
+/// When a file changed last, its size, and when its mode or name did: a key that others could read is taken once they
+/// cannot. None where there is none.
+pub type Looked = Option<(SystemTime, u64, (i64, i64))>;
+
+/// How a file looks now.
+pub fn looked(path: &Path) -> Looked {
+    let metadata = fs::metadata(path).ok()?;
+    Some((metadata.modified().ok()?, metadata.len(), (metadata.ctime(), metadata.ctime_nsec())))
+}
 
 /// The largest state file that is read, in bytes.
 pub const FILE_BYTES: u64 = 16 * 1024 * 1024;

@@ -305,6 +305,7 @@ impl Gateway {
     /// [`BuildError::Checks`] for all that `check-config` finds, before anything is made; the others for what happened
     /// in between.
     pub async fn build(config: Config, extras: Extras) -> Result<Self, BuildError> {
+        let looks = reload::first_looks(&config);
         checks::all(&config).await?;
         let trust = Arc::new(Trust::load(&config)?);
         let kept = open_store(&config).await?;
@@ -393,7 +394,7 @@ impl Gateway {
             replicas,
             hops,
         });
-        let reloader = Arc::new(Reloader::new(Arc::clone(&core), Arc::clone(&quic), config));
+        let reloader = Arc::new(Reloader::new(Arc::clone(&core), Arc::clone(&quic), config, looks));
         let log_level = extras.log_level;
         Ok(Self { core, reloader, public, quic, admin, peers, addresses, log_level, audit_tasks, audit_shutdown })
     }

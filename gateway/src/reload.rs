@@ -2,8 +2,7 @@
 //! and the log and the admin listener say why.
 
 use std::{
-    os::unix::fs::MetadataExt as _,
-    path::{Path, PathBuf},
+    path::PathBuf,
     sync::Arc,
     time::{Duration, SystemTime},
 };
@@ -17,6 +16,7 @@ use crate::{
     checks::{self, IssuersError},
     config::{Config, Dynamic, api::Api},
     core::Core,
+    files::{Looked, looked},
     named,
     snapshot::Snapshot,
     trust::TrustError,
@@ -48,17 +48,20 @@ pub struct Reloader {
     quic: Arc<Listener>,
     config: ArcSwap<Config>,
     /// As the issuers' own files (CA, keys) were when the verifier was made.
-    issuer_files: ArcSwap<Vec<Stamp>>,
+    issuer_files: ArcSwap<Vec<Looked>>,
+    /// As all files were before this gateway read them.
+    first: Vec<Looked>,
     one_at_a_time: tokio::sync::Mutex<()>,
 }
 
 impl Reloader {
-    /// Of a gateway that began with `config`.
-    pub fn new(core: Arc<Core>, quic: Arc<Listener>, config: Config) -> Self {
+    /// Of a gateway that began with `config`, and with the files that it names as [`first_looks`] says.
+    pub fn new(core: Arc<Core>, quic: Arc<Listener>, config: Config, first: Vec<Looked>) -> Self {
         Self {
             core,
             quic,
-            issuer_files: ArcSwap::from_pointee(issuer_stamps(&config.dynamic)),
+            first,
+            issuer_files: ArcSwap::from_pointee(issuer_looks(&config.dynamic)),
             config: ArcSwap::from_pointee(config),
             one_at_a_time: tokio::sync::Mutex::new(()),
         }
@@ -111,7 +114,7 @@ impl Reloader {
 
     /// Issuers that did not change, nor their files, keep their verifier and with it the key sets that it has read.
     fn snapshot(&self, old: &Dynamic, next: &Dynamic) -> Result<Snapshot, ReloadError> {
-        let files = issuer_stamps(next);
+        let files = issuer_looks(next);
         let same = format!("{:?}", old.issuers) == format!("{:?}", next.issuers) && files == **self.issuer_files.load();
         let verifier =
             if same { Arc::clone(&self.core.snapshots.load().verifier) } else { checks::verifier(&next.issuers)? };
@@ -121,10 +124,10 @@ impl Reloader {
 
     /// Reloads whenever one of the files changes, until the gateway drains.
     pub async fn watch(self: Arc<Self>) {
-        let mut seen = stamps(&self.config.load());
+        let mut seen = self.first.clone();
         while self.core.shutdown.until_draining(tokio::time::sleep(LOOK_EVERY)).await.is_some() {
             self.core.trust.renew_named(SystemTime::now());
-            let now = stamps(&self.config.load());
+            let now = looks(&self.config.load());
             if now != seen {
                 seen = now;
                 // The result is in the log.
@@ -148,16 +151,17 @@ pub async fn keep_keys_fresh(core: Arc<Core>) {
     }
 }
 
-/// When a file changed last, its size, and when its mode or name did: a key that others could read is taken once they
-/// cannot.
-type Stamp = Option<(SystemTime, u64, (i64, i64))>;
-
-fn stamp(path: &Path) -> Stamp {
-    let metadata = std::fs::metadata(path).ok()?;
-    Some((metadata.modified().ok()?, metadata.len(), (metadata.ctime(), metadata.ctime_nsec())))
+/// As the files are before any of them is read, and its own file before the configuration was: who changes one while a
+/// gateway starts has changed it.
+pub fn first_looks(config: &Config) -> Vec<Looked> {
+    let mut looks = looks(config);
+    if config.file.is_some() {
+        looks[0] = config.looked;
+    }
+    looks
 }
 
-fn stamps(config: &Config) -> Vec<Stamp> {
+fn looks(config: &Config) -> Vec<Looked> {
     let authority = config.agents.authority.as_ref();
     let files: [Option<&PathBuf>; 7] = [
         config.file.as_ref(),
@@ -170,9 +174,45 @@ fn stamps(config: &Config) -> Vec<Stamp> {
     ];
     let kept = authority.map(named::kept_files);
     let kept = kept.iter().flat_map(|(certificate, key)| [certificate, key]);
-    files.into_iter().flatten().chain(kept).map(|path| stamp(path)).chain(issuer_stamps(&config.dynamic)).collect()
+    files.into_iter().flatten().chain(kept).map(|path| looked(path)).chain(issuer_looks(&config.dynamic)).collect()
 }
 
-fn issuer_stamps(dynamic: &Dynamic) -> Vec<Stamp> {
-    dynamic.issuers.iter().flat_map(RawIssuer::files).map(stamp).collect()
+fn issuer_looks(dynamic: &Dynamic) -> Vec<Looked> {
+    dynamic.issuers.iter().flat_map(RawIssuer::files).map(looked).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        Extras, Gateway,
+        init::{CONFIG_FILE, Plan, init},
+    };
+
+    /// A change between the reading of the file and the first look at it was never taken.
+    #[tokio::test]
+    async fn what_is_changed_while_a_gateway_starts_is_taken() {
+        let dir = tempfile::tempdir().unwrap();
+        let listen = "127.0.0.1:0".parse().unwrap();
+        let url = "https://gateway.example.org:8443".to_owned();
+        let plan = Plan { directory: dir.path().join("g"), url, listen, admin: listen, certificate: None };
+        init(&plan).unwrap();
+        let file = plan.directory.join(CONFIG_FILE);
+        let config = Config::load(&file).unwrap();
+        let text = std::fs::read_to_string(&file).unwrap();
+        std::fs::write(&file, format!("{text}\n[limits]\nconnections = 777\n")).unwrap();
+        let gateway = Gateway::build(config, Extras::default()).await.unwrap();
+        let handle = gateway.handle();
+        assert_ne!(handle.core().limits.load().connections, 777);
+        let running = tokio::spawn(gateway.run());
+        let taken = async {
+            let mut look = tokio::time::interval(Duration::from_millis(50));
+            while handle.core().limits.load().connections != 777 {
+                look.tick().await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(60), taken).await.unwrap();
+        handle.drain();
+        running.await.unwrap();
+    }
 }
