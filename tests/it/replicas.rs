@@ -140,6 +140,8 @@ fn sessions() -> anyhow::Result<()> {
     let site = replicas.connect("sessions", &apiserver.kubeconfig, "h2", "")?;
     let (owner, token) = (replicas.owner()?, replicas.owner_for(&site.id.audience())?);
     known_everywhere(&replicas, &site, &token)?;
+    // What goes by way of one that stands still stands still with it, so that it is one without a tunnel.
+    let [first, still, other] = without_tunnel(&replicas)?;
     let mut watches = Vec::new();
     for number in 0..replicas.count() {
         let mut raw = Raw::connect(replicas.address(number), &replicas.ca(), &[b"http/1.1"])?;
@@ -171,47 +173,65 @@ fn sessions() -> anyhow::Result<()> {
         ensure!(all && missing(&list).is_empty(), "at {}: {list}", replicas.name(number));
     }
 
-    let ends = |list: &Value| of(list, replicas.name(0)).and_then(|row| row["ends"].as_str().map(str::to_owned));
-    let before = ends(&listed(2)?);
+    let ends = |list: &Value| of(list, replicas.name(first)).and_then(|row| row["ends"].as_str().map(str::to_owned));
+    let before = ends(&listed(other)?);
     eventually("a newer token extends what is open at another replica", Duration::from_secs(20), || {
         let newer = replicas.owner_for(&site.id.audience())?;
-        let said = replicas.get(replicas.address(1), &site, &newer, "/.towline/refresh")?;
+        let said = replicas.get(replicas.address(still), &site, &newer, "/.towline/refresh")?;
         ensure!(said.status < 300 && said.header("x-towline-unconfirmed-by").is_none(), "{}", said.head);
-        Ok(ends(&listed(2)?) > before)
+        Ok(ends(&listed(other)?) > before)
     })?;
 
-    let list = listed(0)?;
-    let row = of(&list, replicas.name(2)).context("the watch at the last replica")?;
+    let list = listed(first)?;
+    let row = of(&list, replicas.name(other)).context("the watch at the last replica")?;
     let id = format!("/{}", row["id"].as_str().unwrap_or_default());
-    let (seen, ended) = (at(0, "GET", &id)?, at(0, "DELETE", &id)?);
-    ensure!(seen.status == 200 && seen.json()?["replica"] == replicas.name(2), "{}", seen.head);
+    let (seen, ended) = (at(first, "GET", &id)?, at(first, "DELETE", &id)?);
+    ensure!(seen.status == 200 && seen.json()?["replica"] == replicas.name(other), "{}", seen.head);
     ensure!(ended.status == 204, "{}", String::from_utf8_lossy(&ended.body));
-    while matches!(watches[2].chunk(), Ok(Some(_))) {}
+    while matches!(watches[other].chunk(), Ok(Some(_))) {}
     eventually("what was ended is listed no more", Duration::from_secs(10), || {
-        Ok(of(&listed(1)?, replicas.name(2)).is_none())
+        Ok(of(&listed(still)?, replicas.name(other)).is_none())
     })?;
-    ensure!(at(1, "DELETE", &id)?.status == 404);
+    ensure!(at(still, "DELETE", &id)?.status == 404);
 
-    replicas.signal(1, "STOP")?;
-    let (list, unknown) = (listed(0), at(0, "GET", &id));
+    replicas.signal(still, "STOP")?;
+    let (list, unknown) = (listed(first), at(first, "GET", &id));
     // Its lease ends meanwhile, and it is named all the same.
     let later = eventually("the lease ends", Duration::from_secs(60), || {
-        let told: Value = serde_json::from_str(&replicas.admin_get(0, "/replicas")?)?;
+        let told: Value = serde_json::from_str(&replicas.admin_get(first, "/replicas")?)?;
         Ok(told.to_string().contains(r#""alive":false"#))
     })
-    .and_then(|_| listed(0));
-    replicas.signal(1, "CONT")?;
+    .and_then(|_| listed(first));
+    replicas.signal(still, "CONT")?;
     for list in [list?, later?] {
-        ensure!(missing(&list) == [replicas.name(1)] && of(&list, replicas.name(0)).is_some(), "{list}");
+        ensure!(missing(&list) == [replicas.name(still)] && of(&list, replicas.name(first)).is_some(), "{list}");
     }
     let unknown = unknown?;
     ensure!(unknown.status == 503 && unknown.header("retry-after").is_some(), "{}", unknown.head);
     eventually("it answers again", Duration::from_secs(30), || {
-        let list = listed(0)?;
-        Ok(missing(&list).is_empty() && of(&list, replicas.name(1)).is_some())
+        // Its own watch may have ended with the link that it went over.
+        Ok(missing(&listed(first)?).is_empty())
     })
     .with_context(|| replicas.tails())?;
     Ok(())
+}
+
+/// The replicas in an order in which the second has no tunnel, once the agent has its two.
+fn without_tunnel(replicas: &Replicas) -> anyhow::Result<[usize; 3]> {
+    let mut still = None;
+    eventually("one of three has no tunnel", Duration::from_secs(60), || {
+        let mut empty = Vec::new();
+        for number in 0..replicas.count() {
+            let told: Value = serde_json::from_str(&replicas.admin_get(number, "/tunnels")?)?;
+            if told["tunnels"].as_array().is_some_and(Vec::is_empty) {
+                empty.push(number);
+            }
+        }
+        still = empty.first().copied();
+        Ok(empty.len() == 1)
+    })?;
+    let still = still.context("one without a tunnel")?;
+    Ok([(still + 1) % 3, still, (still + 2) % 3])
 }
 
 /// Two owners, each of whom takes the other's role away at a replica of their own, at the same time: one is refused.
