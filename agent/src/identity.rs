@@ -25,6 +25,8 @@ use certs::{Credentials, PeerIdentity, Roots};
 use secrecy::{ExposeSecret as _, SecretString};
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 use tokio::sync::watch;
+/// RFC 3339 in whole seconds, as the cluster's objects and the admin listener show an instant.
+pub use types::instants::rfc3339_seconds as spell;
 use types::{agent_api::Certificate, ids::ClusterId};
 
 /// From which part of a certificate's life on it is renewed, and over which further part agents spread it: with 90
@@ -245,12 +247,6 @@ impl Identities {
     pub fn subscribe(&self) -> watch::Receiver<Option<Arc<Identity>>> {
         self.current.subscribe()
     }
-}
-
-/// An instant, as people read it.
-pub fn spell(at: SystemTime) -> String {
-    let at = OffsetDateTime::from(at).replace_nanosecond(0).unwrap_or(OffsetDateTime::UNIX_EPOCH);
-    at.format(&Rfc3339).unwrap_or_default()
 }
 
 /// Reads an RFC 3339 time.

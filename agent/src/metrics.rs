@@ -8,6 +8,7 @@ use std::{
 use http::StatusCode;
 use metrics::{Counter, Gauge, counter, describe_counter, describe_gauge, gauge};
 use tunnel::transport::CarrierKind;
+use types::instants::unix_seconds;
 
 /// Handles of what every stream counts. To register one builds its labels and looks them up, a dozen allocations for
 /// each stream. None before [`describe`]: a handle that is made before the recorder is there counts nowhere, for ever.
@@ -187,8 +188,7 @@ pub fn role_restarted(name: &'static str) {
 
 /// When the certificate ends.
 pub fn certificate_ends(at: std::time::SystemTime) {
-    let seconds = at.duration_since(std::time::SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
-    gauge!("agent_certificate_not_after_seconds").set(seconds as f64);
+    gauge!("agent_certificate_not_after_seconds").set(unix_seconds(at) as f64);
 }
 
 /// Log lines were lost.
@@ -213,8 +213,7 @@ pub fn guard_refused(reason: &'static str) {
 
 /// When a certificate of guard ends.
 pub fn guard_certificate_ends(certificate: &'static str, at: std::time::SystemTime) {
-    let seconds = at.duration_since(std::time::SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
-    gauge!("guard_certificate_not_after_seconds", "certificate" => certificate).set(seconds as f64);
+    gauge!("guard_certificate_not_after_seconds", "certificate" => certificate).set(unix_seconds(at) as f64);
 }
 
 /// Something was pushed to the gateway.

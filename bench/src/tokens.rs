@@ -6,7 +6,7 @@ mod certificate;
 use std::{
     path::Path,
     sync::Arc,
-    time::{Instant, SystemTime, UNIX_EPOCH},
+    time::{Instant, SystemTime},
 };
 
 use anyhow::{Context, ensure};
@@ -18,7 +18,7 @@ use aws_lc_rs::{
 };
 use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD as B64};
 use serde_json::{Value, json};
-use types::ids::ClusterId;
+use types::{ids::ClusterId, instants::unix_seconds};
 
 use crate::{link::Seat, load::Outcome, path::Bench, program::output, statistics::Middle};
 
@@ -161,7 +161,7 @@ impl Signer {
 
     /// A good token of these claims; a short one is filled up to the usual length.
     fn token(&self, claims: &Value) -> anyhow::Result<String> {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs();
+        let now = unix_seconds(SystemTime::now());
         let mut all = json!({"iss": ISSUER, "aud": audience()?, "iat": now, "nbf": now, "exp": now + 3600});
         let claims = claims.as_object().context("claims are an object")?;
         claims.iter().for_each(|(name, value)| all[name] = value.clone());

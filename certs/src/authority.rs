@@ -8,6 +8,7 @@ use rcgen::{
     KeyUsagePurpose, PKCS_ECDSA_P256_SHA256, SanType, SerialNumber, SubjectPublicKeyInfo, string::Ia5String,
 };
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer, TrustAnchor};
+use types::random;
 
 use crate::{
     bundle,
@@ -359,8 +360,7 @@ impl Authority {
 }
 
 pub(crate) fn parameters(common_name: &str, validity: Validity) -> Result<CertificateParams, AuthorityError> {
-    let mut serial = [0; 16];
-    aws_lc_rs::rand::fill(&mut serial).map_err(|_| AuthorityError::Internal("no randomness"))?;
+    let mut serial = random::bytes::<16>().map_err(|_| AuthorityError::Internal("no randomness"))?;
     // RFC 5280 4.1.2.2: positive, and of one length.
     serial[0] = serial[0] & 0x7f | 0x40;
     let mut params = CertificateParams::default();

@@ -3,6 +3,7 @@
 use std::time::{Duration, SystemTime};
 
 use rustls_pki_types::CertificateDer;
+use types::ids::hex;
 use x509_parser::{
     certificate::X509Certificate,
     oid_registry::{OID_EC_P256, OID_KEY_TYPE_EC_PUBLIC_KEY, OID_PKCS1_RSAENCRYPTION},
@@ -114,11 +115,6 @@ pub(crate) fn the_one<'a>(
 pub(crate) fn serial(parsed: &X509Certificate<'_>) -> String {
     let bytes = parsed.raw_serial();
     hex(&bytes[..bytes.len().min(32)])
-}
-
-/// Lower-case hex.
-pub(crate) fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 pub(crate) fn end_of(parsed: &X509Certificate<'_>) -> SystemTime {

@@ -5,10 +5,11 @@ use std::{fmt, path::Path, sync::Arc, time::SystemTime};
 use aws_lc_rs::digest;
 use rustls::{RootCertStore, client::verify_server_cert_signed_by_trust_anchor, server::ParsedCertificate};
 use rustls_pki_types::{CertificateDer, TrustAnchor, UnixTime};
+use types::ids::hex;
 
 use crate::{
     credentials::Credentials,
-    facts::{hex, last_second},
+    facts::last_second,
     file::{self, LoadError, Problem},
     provider::provider,
 };

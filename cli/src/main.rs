@@ -16,7 +16,6 @@
 //! | [`credential`] | where a user's token comes from |
 //! | [`token`] | a token, and what it says of itself |
 //! | [`secret`] | secrets that are read from a file |
-//! | [`timestamp`] | instants as text |
 //! | [`kubeconfig`] | merges entries into a kubeconfig |
 //! | [`kubernetes`] | the cluster of the user's kubeconfig |
 //! | [`local_proxy`] | what `towline proxy` serves |
@@ -47,7 +46,6 @@ mod report;
 mod secret;
 mod state;
 mod terminal;
-mod timestamp;
 mod token;
 mod yaml;
 

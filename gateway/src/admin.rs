@@ -16,8 +16,10 @@ use axum::{
 };
 use daemon::{Phase, telemetry::LogLevel};
 use serde_json::{Value, json};
-use time::{OffsetDateTime, format_description::well_known::Rfc3339};
-use types::ids::{ClusterKey, RequestId};
+use types::{
+    ids::{ClusterKey, RequestId},
+    instants::rfc3339,
+};
 
 use crate::{
     core::Core,
@@ -277,8 +279,4 @@ fn told(cluster: &str, of: impl FnOnce(&ClusterKey) -> Option<String>, kind: &'s
         Some(text) => ([(header::CONTENT_TYPE, kind)], text).into_response(),
         None => (StatusCode::NOT_FOUND, "nothing was pushed for this cluster\n").into_response(),
     }
-}
-
-fn rfc3339(time: std::time::SystemTime) -> String {
-    OffsetDateTime::from(time).format(&Rfc3339).unwrap_or_default()
 }

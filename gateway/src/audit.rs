@@ -25,7 +25,10 @@ use daemon::{Shutdown, TaskGroup};
 use serde::Serialize;
 use tokio::sync::{mpsc, oneshot};
 use tunnel::transport::CarrierKind;
-use types::ids::{ClusterId, ClusterKey, RequestId};
+use types::{
+    ids::{ClusterId, ClusterKey, RequestId},
+    instants::rfc3339,
+};
 
 use self::{
     line::{Known, Text},
@@ -330,7 +333,7 @@ impl AuditLog {
     pub fn connection_refused(&self, metrics: &Metrics, peer: SocketAddr, cause: &str, why: &str, unrecorded: u64) {
         let (kept, mark) = line::cut(why);
         let line = serde_json::json!({
-            "time": line::spell(SystemTime::now()),
+            "time": rfc3339(SystemTime::now()),
             "event": "connection",
             "user_address": peer.to_string(),
             "stage": Stage::Accept.as_str(),
@@ -352,7 +355,7 @@ impl AuditLog {
         };
         let outcome = if refused.is_some() { Outcome::Refused } else { Outcome::Complete };
         let line = serde_json::json!({
-            "time": line::spell(SystemTime::now()),
+            "time": rfc3339(SystemTime::now()),
             "event": "fleet",
             "user": text(by),
             "method": method,
@@ -370,7 +373,7 @@ impl AuditLog {
             format!("{kept}{mark}")
         };
         let line = serde_json::json!({
-            "time": line::spell(passed.time),
+            "time": rfc3339(passed.time),
             "event": "egress",
             "request_id": passed.id.to_string(),
             "cluster": passed.cluster,

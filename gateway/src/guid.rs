@@ -1,20 +1,14 @@
 //! GUIDs as Entra and ARM spell them: 8-4-4-4-12 hex digits. Object, client, tenant and subscription ids are such.
 
 pub use auth::rbac::principal::is_guid;
-use aws_lc_rs::rand::{SecureRandom, SystemRandom};
-
-/// The system gave no random bytes.
-#[derive(Debug, thiserror::Error)]
-#[error("the system gave no random bytes")]
-pub struct NoRandom;
+pub use types::random::NoRandom;
 
 /// A new random one (RFC 9562 version 4), in lower case.
 ///
 /// # Errors
 /// When the system gives no random bytes.
 pub fn random() -> Result<String, NoRandom> {
-    let mut bytes = [0; 16];
-    SystemRandom::new().fill(&mut bytes).map_err(|_| NoRandom)?;
+    let mut bytes = types::random::bytes::<16>()?;
     bytes[6] = bytes[6] & 0x0f | 0x40;
     bytes[8] = bytes[8] & 0x3f | 0x80;
     Ok(hyphenated(&types::ids::hex(&bytes)))

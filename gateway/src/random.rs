@@ -5,9 +5,7 @@
 /// # Panics
 /// When the operating system gives none.
 pub fn bytes<const N: usize>() -> [u8; N] {
-    let mut bytes = [0; N];
-    aws_lc_rs::rand::fill(&mut bytes).expect("the operating system gives random bytes");
-    bytes
+    types::random::bytes().expect("the operating system gives random bytes")
 }
 
 /// A random GUID.

@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 use certs::{Authority, AuthorityError, Credentials, LoadError, Roots, Validity};
 use secrecy::ExposeSecret;
 use serde_json::{Value, json};
-use time::{OffsetDateTime, format_description::well_known::Rfc3339};
+use types::instants::rfc3339;
 
 use crate::{
     config::Config,
@@ -95,7 +95,7 @@ pub fn reissue(
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
     let new = authority.issue_server(&names, validity)?;
     new.save(certificate_file, key_file)?;
-    Ok(json!({"certificate": certificate_file, "names": names, "expires": shown(new.credentials().not_after())}))
+    Ok(json!({"certificate": certificate_file, "names": names, "expires": rfc3339(new.credentials().not_after())}))
 }
 
 /// Gives the owner another secret, good for a year, which is in the answer alone. Where there are as many as there may
@@ -135,7 +135,7 @@ pub async fn warnings(config: &Config, now: SystemTime) -> Vec<String> {
     let mut say = |what: &str, end: SystemTime, then: &str| {
         if end < now + NOTICE {
             let word = if end <= now { "ended" } else { "ends" };
-            found.push(format!("{what} {word} on {}: {then}", shown(end)));
+            found.push(format!("{what} {word} on {}: {then}", rfc3339(end)));
         }
     };
     let authority = config.agents.authority.as_ref().and_then(|files| files.load().ok());
@@ -174,11 +174,6 @@ async fn owners_end(config: &Config) -> Option<SystemTime> {
     let owners = all.iter().filter(|one| api.owners.iter().any(|id| id.eq_ignore_ascii_case(&one.object_id)));
     let end = owners.flat_map(|one| one.secrets.iter().map(|secret| secret.expires)).max()?;
     SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(end))
-}
-
-/// An instant, for people.
-pub(crate) fn shown(at: SystemTime) -> String {
-    OffsetDateTime::from(at).format(&Rfc3339).unwrap_or_default()
 }
 
 #[cfg(test)]

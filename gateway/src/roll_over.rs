@@ -16,6 +16,7 @@ use certs::{Authority, AuthorityError, Bundle, Credentials, LoadError, Roots, Va
 use rustls::pki_types::CertificateDer;
 use serde_json::{Value, json};
 use time::OffsetDateTime;
+use types::instants::rfc3339;
 
 use crate::{
     config::{Config, agents::AuthorityFiles},
@@ -275,7 +276,7 @@ fn validity(now: SystemTime) -> Validity {
 
 fn shown(certificate: &CertificateDer<'static>) -> Value {
     let (name, end) = certs::authority_facts(certificate);
-    json!({"name": name, "ends": renew::shown(end)})
+    json!({"name": name, "ends": rfc3339(end)})
 }
 
 #[cfg(test)]

@@ -12,16 +12,14 @@ use rustls::{
     client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
     pki_types::{CertificateDer, ServerName, UnixTime},
 };
-use time::{
-    OffsetDateTime,
-    format_description::well_known::{Rfc2822, Rfc3339},
-};
+use time::{OffsetDateTime, format_description::well_known::Rfc2822};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio_rustls::TlsConnector;
 use tunnel::transport::{
     CarrierKind,
     dial::{self, DialError, Target},
 };
+use types::instants::rfc3339;
 
 use super::{Finding, Verdict};
 use crate::{
@@ -55,7 +53,7 @@ pub(super) fn identity(connector: &Connector, findings: &mut Vec<Finding>) {
         Ok(Err(err)) => return findings.push(Finding::failed("own certificate", chain(&err), remedy)),
         Err(err) => return findings.push(Finding::failed("own certificate", chain(err), remedy)),
     };
-    let until = OffsetDateTime::from(own.not_after()).format(&Rfc3339).unwrap_or_default();
+    let until = rfc3339(own.not_after());
     let now = SystemTime::now();
     findings.push(if own.not_after() <= now {
         let remedy = "have a new one issued, or set this machine's clock if it is wrong";
@@ -232,7 +230,7 @@ async fn tls(
 
 /// What rustls calls a certificate's fault is part of its text.
 fn tls_remedy(cause: &str) -> String {
-    let clock = OffsetDateTime::now_utc().format(&Rfc3339).unwrap_or_default();
+    let clock = rfc3339(SystemTime::now());
     match cause {
         _ if cause.contains("NotValidForName") || cause.contains("not valid for name") => {
             "correct gateway.url, or set gateway.server_name to a name of the gateway's certificate".to_owned()

@@ -17,7 +17,7 @@ use std::{
     time::Duration,
 };
 
-use aws_lc_rs::{constant_time::verify_slices_are_equal, rand};
+use aws_lc_rs::constant_time::verify_slices_are_equal;
 use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
 use daemon::{Shutdown, TaskGroup};
 use futures_util::future::BoxFuture;
@@ -29,6 +29,7 @@ use tokio::{
     time::{sleep, timeout},
 };
 use tunnel::exchange::{Counters, splice_counted};
+use types::{ids::hex, random};
 
 use super::{Entry, Role, health::Reporter};
 use crate::{
@@ -138,9 +139,8 @@ impl Grants {
         let password = match all.get(owner) {
             Some(known) => known.password.clone(),
             None => {
-                let mut bytes = [0; PASSWORD_BYTES];
-                rand::fill(&mut bytes).map_err(|_| "there are no random numbers".to_owned())?;
-                types::ids::hex(&bytes)
+                let bytes = random::bytes::<PASSWORD_BYTES>();
+                hex(&bytes.map_err(|_| "there are no random numbers".to_owned())?)
             }
         };
         let grant = Grant { configuration: configuration.to_owned(), to: to.to_owned(), password: password.clone() };

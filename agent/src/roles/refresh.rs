@@ -5,7 +5,7 @@ use std::sync::Arc;
 use futures_util::future::BoxFuture;
 use http::StatusCode;
 use serde_json::json;
-use time::{OffsetDateTime, format_description::well_known::Rfc3339};
+use types::instants::rfc3339;
 
 use super::{
     Entry, Role, Serves, Visit, answer_json,
@@ -70,8 +70,7 @@ impl Role for Refresh {
             match judged.await {
                 Ok(identity) => {
                     let extended = self.sessions.shown(&identity) > 0;
-                    let expires = OffsetDateTime::from(identity.expires).format(&Rfc3339).ok();
-                    let answer = json!({ "user": identity.username, "expires": expires, "extended": extended });
+                    let answer = json!({ "user": identity.username, "expires": rfc3339(identity.expires), "extended": extended });
                     answer_json(visit.stream.send, StatusCode::OK, &answer).await;
                 }
                 Err(refusal) => refuse(visit.stream.send, &refusal, request_id).await,

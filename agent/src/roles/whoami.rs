@@ -5,7 +5,7 @@ use std::sync::Arc;
 use futures_util::future::BoxFuture;
 use http::StatusCode;
 use serde_json::{Value, json};
-use time::{OffsetDateTime, format_description::well_known::Rfc3339};
+use types::instants::rfc3339;
 
 use super::{
     Entry, Role, Serves, Visit, answer_json,
@@ -62,7 +62,7 @@ impl Whoami {
                 value["uid"] = json!(identity.uid);
                 value["groups"] = json!(identity.groups);
                 value["extra"] = json!(identity.extra);
-                value["expires"] = json!(OffsetDateTime::from(identity.expires).format(&Rfc3339).ok());
+                value["expires"] = rfc3339(identity.expires).into();
                 value
             }
             Err(err) if credential.scheme == admit::Scheme::Bearer && is_unjudged(&err) => answer(

@@ -12,7 +12,6 @@ use bytes::Bytes;
 use certs::{Credentials, PeerIdentity, Roots};
 use futures_util::future::BoxFuture;
 use rustls::{ClientConfig, pki_types::ServerName};
-use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 use tokio::sync::watch;
 use tunnel::{
     transport::{
@@ -23,7 +22,7 @@ use tunnel::{
     },
     wire::{close::CloseCode, hello::Proof},
 };
-use types::version::Features;
+use types::{instants::rfc3339, version::Features};
 
 use super::{choose::Network, way::Way};
 use crate::{
@@ -507,7 +506,7 @@ impl Connect for Connector {
     fn obstacle(&self) -> Option<String> {
         let end = self.credentials()?.not_after();
         (end <= SystemTime::now()).then(|| {
-            let end = OffsetDateTime::from(end).format(&Rfc3339).unwrap_or_default();
+            let end = rfc3339(end);
             format!("this agent's own certificate expired at {end} and must be renewed")
         })
     }

@@ -8,9 +8,9 @@ use std::{
 };
 
 use serde_json::{Value, json};
-use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 use tokio::sync::watch;
 use tunnel::{transport::CarrierKind, wire::close::CloseCode};
+use types::instants::rfc3339;
 
 /// The board that the supervisor writes.
 #[derive(Debug)]
@@ -120,18 +120,17 @@ impl StatusBoard {
 
     /// The state as the JSON object that the admin listener serves.
     pub fn json(&self) -> Value {
-        let at = |time: SystemTime| OffsetDateTime::from(time).format(&Rfc3339).ok();
         let state = self.state();
         json!({
             "connected": !state.up.is_empty(),
             "carrier": state.up.values().next().map(|up| up.carrier.as_str()),
             "gateway": state.gateway,
-            "since": state.since.and_then(at),
+            "since": state.since.map(rfc3339),
             "tunnels": state.up.values().map(|up| json!({
-                "carrier": up.carrier.as_str(), "gateway": up.gateway, "replica": up.replica, "since": at(up.since),
+                "carrier": up.carrier.as_str(), "gateway": up.gateway, "replica": up.replica, "since": rfc3339(up.since),
             })).collect::<Vec<_>>(),
             "tunnels_made": state.tunnels,
-            "last_error": state.last_error.as_ref().map(|(text, time)| json!({ "text": text, "at": at(*time) })),
+            "last_error": state.last_error.as_ref().map(|(text, time)| json!({ "text": text, "at": rfc3339(*time) })),
         })
     }
 }

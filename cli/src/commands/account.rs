@@ -6,6 +6,7 @@ use anyhow::anyhow;
 use clap::Subcommand;
 use secrecy::ExposeSecret;
 use serde_json::{Value, json};
+use types::instants::rfc3339_seconds;
 
 use super::CommonArgs;
 use crate::{
@@ -14,7 +15,6 @@ use crate::{
     context::{Context, ContextArgs, Folder},
     failure::{Failure, Outcome},
     output::{self, Column, OutputArgs},
-    timestamp::timestamp,
 };
 
 /// What is shown of an account.
@@ -104,7 +104,7 @@ pub async fn run(args: Args) -> Outcome {
             let token = context.api_token().await?;
             let value = json!({
                 "accessToken": token.secret.expose_secret(),
-                "expiresOn": token.expires.map(timestamp).transpose()?,
+                "expiresOn": token.expires.map(rfc3339_seconds),
                 "tenant": context.account().tenant,
                 "tokenType": "Bearer",
             });

@@ -10,6 +10,7 @@ use anyhow::{Context as _, anyhow};
 use daemon::settings::positive_duration;
 use gateway::files;
 use secrecy::ExposeSecret;
+use types::instants::rfc3339_seconds;
 
 use super::{
     address::{self, AddressArgs},
@@ -22,7 +23,6 @@ use crate::{
     failure::{Failure, Outcome},
     kubeconfig::{self, Entry, UserEntry, merge_files},
     secret::read_secret,
-    timestamp::timestamp,
     token::Token,
 };
 
@@ -83,7 +83,7 @@ pub async fn run(args: Args) -> Outcome {
         if args.embed_token {
             let token = source.obtain().await?;
             if let Some(expires) = token.expires {
-                tracing::info!("the token in this kubeconfig ends at {}", timestamp(expires)?);
+                tracing::info!("the token in this kubeconfig ends at {}", rfc3339_seconds(expires));
             }
             (who, UserEntry::Token { token: token.secret.expose_secret().to_owned(), certificate: None })
         } else {
@@ -221,7 +221,7 @@ fn service_account(args: &Args, target: &Target, file: &Path) -> Outcome<(String
     let issued = target.issue_access(&person, args.access_ttl)?;
     let token = Token::new(secret, SystemTime::now());
     let ends = token.expires.map_or(issued.credentials().not_after(), |end| end.min(issued.credentials().not_after()));
-    tracing::info!("this kubeconfig is good until {}", timestamp(ends)?);
+    tracing::info!("this kubeconfig is good until {}", rfc3339_seconds(ends));
     let certificate = Some((issued.certificate_pem.clone(), issued.key_pem().to_owned()));
     let entry = UserEntry::Token { token: token.secret.expose_secret().to_owned(), certificate };
     let name = person.rsplit(':').next().unwrap_or("service-account").to_owned();

@@ -2,8 +2,9 @@
 //! standard error (docs/features.md I3).
 
 use std::time::{Instant, SystemTime};
+use types::instants::rfc3339_seconds;
 
-use crate::{failure::Outcome, terminal::say, timestamp::timestamp};
+use crate::{failure::Outcome, terminal::say};
 
 /// One step after the other. What is written is a whole line each time: log lines come in between, and off a terminal
 /// nothing could be written over.
@@ -16,7 +17,7 @@ impl Steps {
     /// Begins a step.
     pub fn begin(&mut self, what: &str) {
         self.end("");
-        let now = timestamp(SystemTime::now()).unwrap_or_default();
+        let now = rfc3339_seconds(SystemTime::now());
         say(&format!("Step: {now}: {what} ..."));
         self.open = Some(Instant::now());
     }

@@ -10,6 +10,7 @@ use anyhow::anyhow;
 use gateway::files;
 use secrecy::ExposeSecret;
 use serde_json::json;
+use types::instants::rfc3339_seconds;
 
 use super::{
     login, print,
@@ -23,7 +24,6 @@ use crate::{
     oauth::Refused,
     output::{self, Format, OutputArgs},
     secret::read_secret,
-    timestamp::timestamp,
     token::{Token, claims},
 };
 
@@ -70,8 +70,7 @@ pub async fn run(args: Args) -> Outcome {
     };
     let as_it_is = args.output.query.is_none() && args.output.output == Format::Table;
     if !as_it_is {
-        let value =
-            json!({"token": token.secret.expose_secret(), "expires": token.expires.map(timestamp).transpose()?});
+        let value = json!({"token": token.secret.expose_secret(), "expires": token.expires.map(rfc3339_seconds)});
         output::print(&value, &args.output, &[("Token", "/token"), ("Expires", "/expires")])?;
         return Ok(ExitCode::SUCCESS);
     }
@@ -82,7 +81,7 @@ pub async fn run(args: Args) -> Outcome {
         })?;
         exec_credential(version, &token)?.to_string()
     } else if args.json {
-        let expires = token.expires.map(timestamp).transpose()?;
+        let expires = token.expires.map(rfc3339_seconds);
         json!({ "token": token.secret.expose_secret(), "expires": expires }).to_string()
     } else {
         token.secret.expose_secret().to_owned()

@@ -17,10 +17,11 @@ use std::{
     time::SystemTime,
 };
 
-use gateway::instants::unix_seconds;
 use serde_json::{Value, json};
 
 use self::bundle::Bundle;
+use types::instants::unix_seconds;
+
 use super::{CommonArgs, clusters::NamedCluster, diagnoser::Diagnoser, interrupt::Interrupt, target::Target};
 use crate::{
     api::Api,

@@ -7,6 +7,7 @@ use http::{Request, StatusCode, header};
 use http_body_util::Full;
 use secrecy::ExposeSecret;
 use serde_json::{Value, json};
+use types::instants::rfc3339_seconds;
 
 use super::{
     print,
@@ -17,7 +18,6 @@ use crate::{
     context::Context,
     failure::{FAILED, Outcome},
     output::{self, Format, OutputArgs},
-    timestamp::timestamp,
     token::claims,
 };
 
@@ -100,7 +100,7 @@ async fn account(args: &Args) -> Outcome {
         "gateway": account.gateway,
         "tenantId": account.tenant,
         "subscriptionId": context.subscription().ok().map(|id| id.name().to_owned()),
-        "tokenExpires": token.expires.map(timestamp).transpose()?,
+        "tokenExpires": token.expires.map(rfc3339_seconds),
     });
     let columns: &[output::Column] = &[
         ("Account", "/account"),

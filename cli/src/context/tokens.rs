@@ -2,8 +2,8 @@
 
 use std::time::{Duration, SystemTime};
 
-use gateway::instants::unix_seconds;
 use secrecy::ExposeSecret;
+use types::instants::unix_seconds;
 
 use crate::{
     account::{Account, Hidden, Kept, SignsIn},

@@ -4,8 +4,9 @@ use std::time::{Duration, SystemTime};
 
 use secrecy::ExposeSecret;
 use serde_json::{Value, json};
+use types::instants::rfc3339_seconds;
 
-use crate::{timestamp::timestamp, token::Token};
+use crate::token::Token;
 
 /// A version of the interface.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,7 +46,7 @@ impl ExecVersion {
 pub fn exec_credential(version: ExecVersion, token: &Token) -> anyhow::Result<Value> {
     let mut status = json!({ "token": token.secret.expose_secret() });
     if let Some(expires) = token.expires {
-        status["expirationTimestamp"] = timestamp(expires - margin(token.obtained, expires))?.into();
+        status["expirationTimestamp"] = rfc3339_seconds(expires - margin(token.obtained, expires)).into();
     }
     Ok(json!({ "apiVersion": version.as_str(), "kind": "ExecCredential", "status": status }))
 }

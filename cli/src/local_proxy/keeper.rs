@@ -10,8 +10,9 @@ use daemon::{Backoff, BackoffPolicy, Shutdown, random_unit};
 use http::HeaderValue;
 use secrecy::{ExposeSecret, SecretString};
 use tokio::sync::watch;
+use types::instants::rfc3339_seconds;
 
-use crate::{credential::Source, timestamp::timestamp, token::Token};
+use crate::{credential::Source, token::Token};
 
 /// Time before its end at which a token is replaced, but not before half of its life is over.
 const BEFORE_END: Duration = Duration::from_secs(300);
@@ -64,7 +65,7 @@ impl Keeper {
         match held.token.expires {
             Some(end) if end <= SystemTime::now() => Err(format!(
                 "the token of this towline proxy ended at {}; no newer one could be had: {}",
-                timestamp(end).unwrap_or_default(),
+                rfc3339_seconds(end),
                 held.trouble.as_deref().unwrap_or("it is being asked for")
             )),
             _ => Ok(held.header.clone()),
@@ -144,7 +145,7 @@ impl Keeper {
                 tracing::error!("the token has ended; requests get 401 until there is a newer one: {error:#}");
             }
             Some(end) => {
-                let end = timestamp(end).unwrap_or_default();
+                let end = rfc3339_seconds(end);
                 tracing::warn!("the token could not be renewed; it is good until {end}, trying again: {error:#}");
             }
             None => tracing::warn!("the token could not be read again: {error:#}"),

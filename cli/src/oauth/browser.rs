@@ -3,16 +3,14 @@
 use std::{net::Ipv4Addr, time::Duration};
 
 use anyhow::{Context as _, anyhow};
-use aws_lc_rs::{
-    digest::{SHA256, digest},
-    rand::{SecureRandom, SystemRandom},
-};
+use aws_lc_rs::digest::{SHA256, digest};
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD as BASE64};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
     time::timeout,
 };
+use types::random::{self, NoRandom};
 
 use super::{Answer, Endpoints, Grant, TokenEndpoint};
 use crate::{
@@ -42,7 +40,7 @@ pub async fn sign_in(
     let authorize = endpoints.authorize.as_deref().context("the issuer has no page to sign in at")?;
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.context("a port for the browser's answer")?;
     let redirect_uri = format!("http://127.0.0.1:{}/", listener.local_addr()?.port());
-    let (verifier, state) = (random()?, random()?);
+    let (verifier, state) = (random_text()?, random_text()?);
     let challenge = BASE64.encode(digest(&SHA256, verifier.as_bytes()));
     let mut page = url::Url::parse(authorize).context("the issuer's authorization_endpoint")?;
     page.query_pairs_mut()
@@ -67,10 +65,8 @@ pub async fn sign_in(
     Ok(tokens.redeem(&grant, audience).await?)
 }
 
-fn random() -> anyhow::Result<String> {
-    let mut bytes = [0; 32];
-    SystemRandom::new().fill(&mut bytes).map_err(|_| anyhow!("the system gave no random bytes"))?;
-    Ok(BASE64.encode(bytes))
+fn random_text() -> Result<String, NoRandom> {
+    Ok(BASE64.encode(random::bytes::<32>()?))
 }
 
 /// Opens the page; a person without a browser here has been told the address.

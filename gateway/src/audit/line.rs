@@ -9,9 +9,11 @@ use std::{
 };
 
 use serde::Serialize;
-use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 use tunnel::transport::CarrierKind;
-use types::ids::{ClusterKey, RequestId, hex};
+use types::{
+    ids::{ClusterKey, RequestId, hex},
+    instants::rfc3339,
+};
 
 use super::{Outcome, TEXT_BYTES};
 use crate::metrics::labels::Stage;
@@ -140,7 +142,7 @@ impl Known {
         let (always, filled) =
             (|which| text(which).unwrap_or_default(), |which| text(which).filter(|text| !text.is_empty()));
         let line = Line {
-            time: spell(self.time),
+            time: rfc3339(self.time),
             replica,
             request_id: self.id.to_string(),
             trace_id: self.trace.map(|id| hex(&id)),
@@ -181,11 +183,6 @@ impl Known {
 /// What is kept of a text, and what stands behind it if that is not all.
 pub(super) fn cut(text: &str) -> (&str, &'static str) {
     if text.len() <= TEXT_BYTES { (text, "") } else { (&text[..text.floor_char_boundary(TEXT_BYTES)], CUT) }
-}
-
-/// A time as records have it (RFC 3339, UTC).
-pub(super) fn spell(time: SystemTime) -> String {
-    OffsetDateTime::from(time).format(&Rfc3339).unwrap_or_default()
 }
 
 /// What is written, one JSON object a line.

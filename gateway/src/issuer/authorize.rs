@@ -8,6 +8,7 @@ use std::net::IpAddr;
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, header};
 use http_body_util::Full;
+use types::instants::unix_seconds;
 use url::Url;
 
 use super::{
@@ -16,7 +17,6 @@ use super::{
     flows::{Code, Consent, Wish, random_code},
     form::Form,
     page::{self, Authorize, Flow, Page},
-    principals::seconds,
     respond::{Refusal, no_store},
 };
 
@@ -108,7 +108,7 @@ impl Issuer {
                 self.settings.api_audience,
                 origin(&request.redirect_uri),
             ))
-            .form(self.state.seals(), &flow, page::browser(headers), seconds(self.now()), &page::sign_in_fields(name))
+            .form(self.state.seals(), &flow, page::browser(headers), unix_seconds(self.now()), &page::sign_in_fields(name))
             .answer()
     }
 
@@ -153,7 +153,7 @@ impl Issuer {
             nonce: asked.nonce,
             family: random_code().map_err(|_| Refusal::Internal)?,
         };
-        Ok(self.state.issue(code, seconds(self.now())).await?)
+        Ok(self.state.issue(code, unix_seconds(self.now())).await?)
     }
 
     /// A form of one of our pages: its fields, the headers it came with, and what it is about.
@@ -165,8 +165,9 @@ impl Issuer {
         let headers = request.headers().clone();
         let form = Form::read(request).await?;
         let (sealed, browser) = (form.get("flow"), page::browser(&headers));
-        let flow =
-            sealed.zip(browser).and_then(|(flow, browser)| self.state.seals().open(flow, browser, seconds(self.now())));
+        let flow = sealed
+            .zip(browser)
+            .and_then(|(flow, browser)| self.state.seals().open(flow, browser, unix_seconds(self.now())));
         let flow = flow.ok_or(Refusal::Stale)?;
         Ok((form, headers, flow))
     }
@@ -180,7 +181,7 @@ impl Issuer {
         }
         let (name, password) = form.password()?;
         let user = self.sign_in(peer, name, password).await?;
-        Ok(Some(Consent { user: user.id.clone(), generation: user.generation(), at: seconds(self.now()) }))
+        Ok(Some(Consent { user: user.id.clone(), generation: user.generation(), at: unix_seconds(self.now()) }))
     }
 
     /// What a client asks for.

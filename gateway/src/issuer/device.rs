@@ -7,6 +7,7 @@ use bytes::Bytes;
 use http::{HeaderMap, Request, Response, StatusCode};
 use http_body_util::Full;
 use serde_json::{Value, json};
+use types::instants::unix_seconds;
 
 use super::{
     Issuer, MOUNT,
@@ -14,7 +15,6 @@ use super::{
     flows::{DEVICE_SECONDS, NotBegun, POLL_SECONDS, user_code_of},
     form::Form,
     page::{self, Flow, Page},
-    principals::seconds,
     respond::Refusal,
     state::Wrong,
 };
@@ -42,7 +42,7 @@ impl Issuer {
         let form = Form::read(request).await?;
         let client = self.public_client(&form)?;
         let wish = self.wish(&form, &client)?;
-        let (device_code, user_code) = self.state.begin_device(wish, peer, seconds(self.now())).await?;
+        let (device_code, user_code) = self.state.begin_device(wish, peer, unix_seconds(self.now())).await?;
         let page = format!("{}{MOUNT}/device", self.base);
         Ok(json!({
             "device_code": device_code,
@@ -71,7 +71,7 @@ impl Issuer {
                 self.state.seals(),
                 &Flow::AskCode,
                 page::browser(headers),
-                seconds(self.now()),
+                unix_seconds(self.now()),
                 &page::code_fields(code),
             )
             .answer()
@@ -95,7 +95,7 @@ impl Issuer {
             Flow::Device(code) => match self.decision(peer, &form).await {
                 Ok(consent) => {
                     let allowed = consent.is_some();
-                    match self.state.decide(&code, consent, seconds(self.now())).await {
+                    match self.state.decide(&code, consent, unix_seconds(self.now())).await {
                         Ok(true) => {}
                         Ok(false) => return stale(&Refusal::Stale),
                         Err(away) => return self.ask_code(&headers, &code, Some(&away.into())),
@@ -119,7 +119,7 @@ impl Issuer {
     async fn typed_code(&self, peer: IpAddr, form: &Form) -> Result<String, Refusal> {
         let wrong = Wrong::Typed(USER_CODE);
         self.not_guessing(peer, wrong).await?;
-        let now = seconds(self.now());
+        let now = unix_seconds(self.now());
         if let Some(code) = form.get("user_code").and_then(user_code_of)
             && self.state.find_device(&code, now).await?.is_some()
         {
@@ -136,7 +136,7 @@ impl Issuer {
         name: &str,
         fault: Option<&Refusal>,
     ) -> Response<Full<Bytes>> {
-        let now = seconds(self.now());
+        let now = unix_seconds(self.now());
         let (wish, peer) = match self.state.find_device(code, now).await {
             Ok(Some(asks)) => asks,
             Ok(None) => return stale(&Refusal::Stale),

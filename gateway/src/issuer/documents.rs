@@ -10,7 +10,6 @@ use std::{
     sync::Arc,
 };
 
-use aws_lc_rs::rand::{SecureRandom, SystemRandom};
 use serde::{Serialize, de::DeserializeOwned};
 
 use super::{
@@ -439,9 +438,7 @@ fn bytes<F: Serialize>(name: &str, content: &F) -> Result<Vec<u8>, KeptError> {
 }
 
 fn secret() -> Result<[u8; SECRET_BYTES], KeptError> {
-    let mut bytes = [0; SECRET_BYTES];
-    SystemRandom::new().fill(&mut bytes).map_err(|_| NoRandom)?;
-    Ok(bytes)
+    Ok(types::random::bytes()?)
 }
 
 /// Files are edited under a lock that other processes take too, away from the threads that answer.

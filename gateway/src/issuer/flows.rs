@@ -6,10 +6,10 @@ use std::{
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
-use aws_lc_rs::rand::{SecureRandom, SystemRandom};
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD as BASE64};
 use daemon::shares::{Shared, address, network};
 use serde::{Deserialize, Serialize};
+use types::random;
 
 use super::principals::hash;
 use crate::guid::NoRandom;
@@ -61,13 +61,7 @@ pub struct Consent {
 
 /// 256 random bits as text.
 pub fn random_code() -> Result<String, NoRandom> {
-    Ok(BASE64.encode(random::<32>()?))
-}
-
-fn random<const N: usize>() -> Result<[u8; N], NoRandom> {
-    let mut bytes = [0; N];
-    SystemRandom::new().fill(&mut bytes).map_err(|_| NoRandom)?;
-    Ok(bytes)
+    Ok(BASE64.encode(random::bytes::<32>()?))
 }
 
 fn locked<T>(table: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -262,7 +256,7 @@ pub fn user_code() -> Result<String, NoRandom> {
     let mut letters = String::new();
     while letters.len() < USER_CODE_LETTERS {
         // 240 is a multiple of 20: what is above would make some letters likelier.
-        let byte = random::<1>()?[0];
+        let byte = random::bytes::<1>()?[0];
         if byte < 240 {
             letters.push(char::from(LETTERS[usize::from(byte) % LETTERS.len()]));
         }

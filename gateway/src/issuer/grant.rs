@@ -8,12 +8,13 @@ use bytes::Bytes;
 use daemon::shares::Queue;
 use http::Request;
 use secrecy::{ExposeSecret, SecretString};
+use types::instants::unix_seconds;
 
 use super::{
     Issuer, failures,
     form::{ClientSecret, Form},
     mint::Subject,
-    principals::{Denied, Principal, seconds},
+    principals::{Denied, Principal},
     respond::{Minted, Refusal},
     state::Wrong,
     users::{self, User, Users},
@@ -106,7 +107,7 @@ impl Issuer {
                 Ok(user)
             }
             Ok(None) => {
-                self.state.count(peer, wrong, seconds(self.now())).await?;
+                self.state.count(peer, wrong, unix_seconds(self.now())).await?;
                 tracing::info!(peer = %peer, "a sign-in was refused");
                 Err(Refusal::Grant)
             }
@@ -128,7 +129,7 @@ impl Issuer {
                 Ok(principal.clone())
             }
             Err(denied) => {
-                self.state.count(peer, wrong, seconds(self.now())).await?;
+                self.state.count(peer, wrong, unix_seconds(self.now())).await?;
                 tracing::info!(peer = %peer, "a service principal's sign-in was refused");
                 Err(match denied {
                     Denied::Expired => Refusal::Client { why: "the client secret has expired", basic: client.basic },
@@ -139,7 +140,7 @@ impl Issuer {
     }
 
     pub(super) async fn not_guessing(&self, peer: IpAddr, wrong: Wrong<'_>) -> Result<(), Refusal> {
-        if self.state.too_many(peer, wrong, seconds(self.now())).await? {
+        if self.state.too_many(peer, wrong, unix_seconds(self.now())).await? {
             tracing::warn!(peer = %peer, "too many failed sign-ins from this address");
             return Err(Refusal::TryLater("too many failed sign-ins", failures::WINDOW));
         }

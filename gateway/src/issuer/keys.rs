@@ -14,7 +14,10 @@
 //! key. Revoked keys are published in `"towline_former"` instead of `"keys"`: they link older keys to newer ones, and a
 //! verifier that does not know these members no longer takes their tokens.
 
-use std::{path::Path, time::SystemTime};
+use std::{
+    path::Path,
+    time::{Duration, SystemTime},
+};
 
 use aws_lc_rs::{
     digest::{SHA256, digest},
@@ -24,7 +27,7 @@ use aws_lc_rs::{
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD as BASE64};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use time::{OffsetDateTime, format_description::well_known::Rfc3339};
+use types::instants::{rfc3339, unix_seconds};
 
 use super::{TTL_LONGEST, documents::KeptError};
 use crate::files::{self, EditLock, FileError};
@@ -219,9 +222,9 @@ impl Keys {
                 Some(0) => "revoked",
                 Some(_) => "replaced",
             };
-            let mut told = json!({"kid": key.kid, "state": state, "created": rfc3339(key.created)});
+            let mut told = json!({"kid": key.kid, "state": state, "created": spell(key.created)});
             if let Some(until) = until.filter(|until| *until > 0) {
-                told["verifiesUntil"] = rfc3339(until).into();
+                told["verifiesUntil"] = spell(until).into();
             }
             told
         };
@@ -240,7 +243,7 @@ impl Keys {
             Some(old) => Some(old.sign(ATTESTATION_TYPE, kid.as_bytes())?),
             None => None,
         };
-        let created = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs());
+        let created = unix_seconds(SystemTime::now());
         let mut keys = vec![Published { kid, x, y, created, attestation, revoked: false }];
         keys.extend(old.into_iter().flat_map(|old| old.keys).take(KEYS_KEPT - 1));
         let raw = RawKeys { private: BASE64.encode(private.as_ref()), keys: keys.clone() };
@@ -296,9 +299,8 @@ impl Published {
     }
 }
 
-fn rfc3339(seconds: u64) -> String {
-    let at = i64::try_from(seconds).ok().and_then(|at| OffsetDateTime::from_unix_timestamp(at).ok());
-    at.and_then(|at| at.format(&Rfc3339).ok()).unwrap_or_default()
+fn spell(seconds: u64) -> String {
+    SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(seconds)).map(rfc3339).unwrap_or_default()
 }
 
 /// The point of a public key, `x` and `y` as RFC 7518 section 6.2.1 spells them.

@@ -2,14 +2,12 @@
 
 use std::time::{Duration, SystemTime};
 
-use aws_lc_rs::rand::{SecureRandom, SystemRandom};
 use serde_json::{Value, json};
-
-use types::ids::hex;
+use types::{ids::hex, instants::unix_seconds, random};
 
 use super::{
     Issuer, TTL_DEFAULT,
-    principals::{Principal, hash, seconds},
+    principals::{Principal, hash},
     respond::Refusal,
     users::User,
 };
@@ -97,7 +95,7 @@ impl Issuer {
             "xms_mirid": resource,
         });
         let token = self.sign(claims, audience, life, now).map_err(|_| NotSigned)?;
-        Ok((token, seconds(now) + life.as_secs()))
+        Ok((token, unix_seconds(now) + life.as_secs()))
     }
 
     /// Signs an ID token (OpenID Connect Core 1.0 section 2) for a client: its audience is the client's id, which is no
@@ -141,9 +139,8 @@ impl Issuer {
         life: Duration,
         now: SystemTime,
     ) -> Result<String, Refusal> {
-        let now = seconds(now);
-        let mut jti = [0; 16];
-        SystemRandom::new().fill(&mut jti).map_err(|_| Refusal::Internal)?;
+        let now = unix_seconds(now);
+        let jti = random::bytes::<16>().map_err(|_| Refusal::Internal)?;
         for (claim, value) in [
             ("iss", json!(self.settings.url)),
             ("tid", json!(self.settings.tenant)),

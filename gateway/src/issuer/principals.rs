@@ -11,11 +11,11 @@ use std::{
 use aws_lc_rs::{
     constant_time::verify_slices_are_equal,
     digest::{Context, SHA256},
-    rand::{SecureRandom, SystemRandom},
 };
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD as BASE64};
 use secrecy::SecretString;
 use serde::{Deserialize, Serialize};
+use types::{instants::unix_seconds, random};
 
 use super::{
     documents::KeptError,
@@ -217,7 +217,7 @@ impl Principals {
     /// See [`PrincipalsError`].
     pub fn add_secret(&mut self, key: &str, life: Duration, now: SystemTime) -> Result<NewSecret, PrincipalsError> {
         let principal = self.find_mut(key)?;
-        principal.secrets.retain(|secret| secret.expires > seconds(now));
+        principal.secrets.retain(|secret| secret.expires > unix_seconds(now));
         if principal.secrets.len() >= SECRETS_MAX {
             return Err(PrincipalsError::TooManySecrets);
         }
@@ -271,7 +271,7 @@ impl Principals {
         // All are looked at, so that the time does not tell which.
         let fitting: Vec<&Secret> = principal.secrets.iter().filter(|kept| kept.fits(secret)).collect();
         match fitting.iter().map(|kept| kept.expires).max() {
-            Some(expires) if !principal.disabled && expires > seconds(now) => Ok(principal),
+            Some(expires) if !principal.disabled && expires > unix_seconds(now) => Ok(principal),
             Some(_) if !principal.disabled => Err(Denied::Expired),
             _ => Err(Denied::Wrong),
         }
@@ -286,7 +286,7 @@ impl Principals {
 impl Principal {
     /// Whether it may, and has a secret that is good.
     pub fn can_sign_in(&self, now: SystemTime) -> bool {
-        !self.disabled && self.secrets.iter().any(|secret| secret.expires > seconds(now))
+        !self.disabled && self.secrets.iter().any(|secret| secret.expires > unix_seconds(now))
     }
 
     /// The id of the secret that this is.
@@ -304,9 +304,9 @@ impl Secret {
         if life < Duration::from_secs(1) || life > SECRET_LIFE_MAX {
             return Err(PrincipalsError::Life);
         }
-        let text = BASE64.encode(random::<SECRET_BYTES>()?);
-        let (created, expires) = (seconds(now), seconds(now + life));
-        let kept = Self::of(&guid::random()?, &text, random()?, created, expires);
+        let text = BASE64.encode(random::bytes::<SECRET_BYTES>()?);
+        let (created, expires) = (unix_seconds(now), unix_seconds(now + life));
+        let kept = Self::of(&guid::random()?, &text, random::bytes()?, created, expires);
         let new = NewSecret { id: kept.id.clone(), secret: text.into(), expires };
         Ok((kept, new))
     }
@@ -330,16 +330,6 @@ pub(super) fn hash(salt: &[u8], secret: &str) -> [u8; 32] {
     let mut out = [0; 32];
     out.copy_from_slice(context.finish().as_ref());
     out
-}
-
-fn random<const N: usize>() -> Result<[u8; N], guid::NoRandom> {
-    let mut bytes = [0; N];
-    SystemRandom::new().fill(&mut bytes).map_err(|_| guid::NoRandom)?;
-    Ok(bytes)
-}
-
-pub(super) fn seconds(at: SystemTime) -> u64 {
-    at.duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
 #[cfg(test)]

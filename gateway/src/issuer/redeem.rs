@@ -4,13 +4,14 @@ use std::{net::IpAddr, time::Duration};
 
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD as BASE64};
 use serde_json::json;
+use types::instants::unix_seconds;
 
 use super::{
     Issuer,
     flows::{Consent, Poll, Taken, Wish, random_code},
     form::Form,
     mint::Subject,
-    principals::{hash, seconds},
+    principals::hash,
     respond::{Minted, Refusal},
     state::Wrong,
     users::User,
@@ -45,7 +46,7 @@ impl Issuer {
     pub(super) async fn redeem_code(&self, form: &Form) -> Result<Minted, Refusal> {
         let client = self.public_client(form)?;
         let text = form.get("code").ok_or(Refusal::Request("code is missing"))?;
-        let code = match self.state.take(text, seconds(self.now())).await? {
+        let code = match self.state.take(text, unix_seconds(self.now())).await? {
             Taken::Good(code) => code,
             Taken::Unknown => return Err(Refusal::Code("the code is unknown or its time is over")),
             Taken::Replayed(family) => {
@@ -79,7 +80,7 @@ impl Issuer {
     pub(super) async fn redeem_device(&self, form: &Form) -> Result<Minted, Refusal> {
         let client = self.public_client(form)?;
         let code = form.get("device_code").ok_or(Refusal::Request("device_code is missing"))?;
-        match self.state.poll(code, &client.id, seconds(self.now())).await? {
+        match self.state.poll(code, &client.id, unix_seconds(self.now())).await? {
             Poll::Allowed(wish, consent) => {
                 let family = random_code().map_err(|_| Refusal::Internal)?;
                 self.worth(Worth { wish, consent, nonce: None, family, refresh: Next::Begin }, form).await
@@ -103,7 +104,7 @@ impl Issuer {
         let name = format!("refresh:{}", token.get(..FAMILY_LENGTH).unwrap_or_default());
         let wrong = Wrong::Random(&name);
         self.not_guessing(peer, wrong).await?;
-        let now = seconds(self.now());
+        let now = unix_seconds(self.now());
         let refreshed = self.state.rotate(token.clone(), client.id, now).await?;
         let Some(refreshed) = refreshed else {
             self.state.count(peer, wrong, now).await?;
@@ -140,7 +141,7 @@ impl Issuer {
         let refresh_token = match refresh {
             Next::Given(next) => next,
             Next::Begin if wish.offline => {
-                let now = seconds(now);
+                let now = unix_seconds(now);
                 Some(self.state.begin_family(family, wish, consent, now).await?)
             }
             Next::Begin => None,

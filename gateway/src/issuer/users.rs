@@ -2,12 +2,10 @@
 
 use std::{num::NonZeroU32, path::Path};
 
-use aws_lc_rs::{
-    pbkdf2::{self, PBKDF2_HMAC_SHA256},
-    rand::{SecureRandom, SystemRandom},
-};
+use aws_lc_rs::pbkdf2::{self, PBKDF2_HMAC_SHA256};
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD as BASE64};
 use serde::{Deserialize, Serialize};
+use types::random;
 
 use super::{
     Issuer, KEYS_FILE,
@@ -57,9 +55,9 @@ pub enum UsersError {
     /// The password cannot be one.
     #[error("a password has 1 to {PASSWORD_BYTES} bytes")]
     Password,
-    /// No random bytes.
-    #[error("the system gave no random bytes")]
-    Random,
+    /// The operating system gave no random bytes.
+    #[error(transparent)]
+    Random(#[from] guid::NoRandom),
 }
 
 /// A hashed password.
@@ -154,7 +152,7 @@ impl Users {
             }
             None if self.users.len() >= USERS_MAX => return Err(UsersError::TooMany),
             None => {
-                let id = guid::random().map_err(|_| UsersError::Random)?;
+                let id = guid::random()?;
                 let (name, groups) = (name.to_owned(), groups.to_vec());
                 self.users.push(User { name, id, groups, disabled: false, generation: 0, password });
                 self.users.len() - 1
@@ -202,7 +200,7 @@ impl Hashed {
         if password.is_empty() || password.len() > PASSWORD_BYTES {
             return Err(UsersError::Password);
         }
-        let salt = random::<16>()?;
+        let salt = random::bytes::<16>()?;
         let mut hash = [0; 32];
         pbkdf2::derive(PBKDF2_HMAC_SHA256, ROUNDS, &salt, password.as_bytes(), &mut hash);
         Ok(Self { rounds: ROUNDS, salt: BASE64.encode(salt), hash: BASE64.encode(hash) })
@@ -227,13 +225,7 @@ pub fn check(user: Option<&User>, password: &str) -> bool {
 
 /// A new password of 160 random bits.
 pub fn generate_password() -> Result<String, UsersError> {
-    Ok(BASE64.encode(random::<20>()?))
-}
-
-fn random<const N: usize>() -> Result<[u8; N], UsersError> {
-    let mut bytes = [0; N];
-    SystemRandom::new().fill(&mut bytes).map_err(|_| UsersError::Random)?;
-    Ok(bytes)
+    Ok(BASE64.encode(random::bytes::<20>()?))
 }
 
 #[cfg(test)]

@@ -5,9 +5,8 @@ use std::{sync::Arc, time::SystemTime};
 
 use http::Response;
 use serde_json::{Value, json};
-use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 use tunnel::{exchange::StreamBody, wire::head::RequestHead};
-use types::ids::RequestId;
+use types::{ids::RequestId, instants::rfc3339};
 
 use super::{
     QUESTION_DEADLINE, Request, authenticate, head, locate, open, relay,
@@ -85,7 +84,7 @@ async fn gateway(snapshot: &Snapshot, request: &mut Request, record: &mut Record
 }
 
 fn describe(principal: &Principal) -> Value {
-    let expires = OffsetDateTime::from(principal.expires()).format(&Rfc3339).unwrap_or_default();
+    let expires = rfc3339(principal.expires());
     match principal {
         Principal::User(identity) => json!({
             "accepted": true, "kind": "user", "issuer": identity.issuer, "user": identity.username,

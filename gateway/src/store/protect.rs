@@ -20,9 +20,10 @@ use std::{
 
 use aws_lc_rs::{
     aead::{AES_256_GCM, Aad, NONCE_LEN, Nonce, RandomizedNonceKey},
-    digest, rand,
+    digest,
 };
 use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
+use types::random;
 
 /// Bytes of a key.
 pub const KEY_BYTES: usize = 32;
@@ -241,8 +242,7 @@ fn associated(head: &[u8], key: &str) -> Vec<u8> {
 }
 
 fn new_line() -> Result<String, ProtectError> {
-    let mut bytes = [0; KEY_BYTES];
-    rand::fill(&mut bytes).map_err(|_| ProtectError::Library)?;
+    let bytes = random::bytes::<KEY_BYTES>().map_err(|_| ProtectError::Library)?;
     Ok(format!("{}\n", BASE64.encode(bytes)))
 }
 
@@ -296,8 +296,7 @@ fn write_new(path: &Path, content: &str) -> io::Result<()> {
 
 /// A name of its own for whoever makes the file.
 fn beside(path: &Path) -> Result<PathBuf, ProtectError> {
-    let mut random = [0; 8];
-    rand::fill(&mut random).map_err(|_| ProtectError::Library)?;
+    let random = random::bytes::<8>().map_err(|_| ProtectError::Library)?;
     let mut name = path.as_os_str().to_owned();
     name.push(format!(".{}.new", types::ids::hex(&random)));
     Ok(name.into())

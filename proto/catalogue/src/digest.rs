@@ -4,6 +4,7 @@ use std::{fmt, str::FromStr};
 
 use aws_lc_rs::digest::{SHA256, digest};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
+use types::ids::{hex, lower_hex};
 
 /// A SHA-256 digest. Its text is 64 lower-case hex digits.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -25,7 +26,7 @@ impl Sha256 {
 
 impl fmt::Display for Sha256 {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+        f.write_str(&hex(&self.0))
     }
 }
 
@@ -39,17 +40,7 @@ impl FromStr for Sha256 {
     type Err = NoDigest;
 
     fn from_str(text: &str) -> Result<Self, NoDigest> {
-        let value = |digit: u8| match digit {
-            b'0'..=b'9' => Ok(digit - b'0'),
-            b'a'..=b'f' => Ok(digit - b'a' + 10),
-            _ => Err(NoDigest),
-        };
-        let digits: &[u8; 64] = text.as_bytes().try_into().map_err(|_| NoDigest)?;
-        let mut out = [0; 32];
-        for (byte, pair) in out.iter_mut().zip(digits.chunks_exact(2)) {
-            *byte = value(pair[0])? << 4 | value(pair[1])?;
-        }
-        Ok(Self(out))
+        lower_hex(text.as_bytes()).map(Self).ok_or(NoDigest)
     }
 }
 

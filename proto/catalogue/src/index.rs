@@ -5,10 +5,10 @@ mod check;
 
 use std::{fmt, str::FromStr};
 
-use aws_lc_rs::rand;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
 use serde_json::{Number, Value};
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
+use types::{ids::hex, random};
 
 use crate::{
     digest::Sha256,
@@ -314,9 +314,8 @@ impl CatalogueId {
     /// # Errors
     /// When the system has no random numbers.
     pub fn generate() -> Result<Self, KeyError> {
-        let mut bytes = [0; 16];
-        rand::fill(&mut bytes).map_err(|_| KeyError::Random)?;
-        Ok(Self(bytes.iter().map(|byte| format!("{byte:02x}")).collect()))
+        let bytes = random::bytes::<16>().map_err(|_| KeyError::Random)?;
+        Ok(Self(hex(&bytes)))
     }
 }
 

@@ -71,11 +71,8 @@ impl Backoff {
 
 /// A random number in `0.0..1.0` from the operating system.
 pub fn random_unit() -> f64 {
-    let mut bytes = [0; 8];
     // Without randomness the middle is still a fair delay.
-    if aws_lc_rs::rand::fill(&mut bytes).is_err() {
-        return 0.5;
-    }
+    let Ok(bytes) = types::random::bytes() else { return 0.5 };
     // The 53 bits that a double holds exactly.
     (u64::from_ne_bytes(bytes) >> 11) as f64 / (1u64 << 53) as f64
 }

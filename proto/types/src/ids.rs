@@ -3,7 +3,10 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::api::id::{fold, is_group_name};
+use crate::{
+    api::id::{fold, is_group_name},
+    random::{self, NoRandom},
+};
 
 /// An ARM resource id of a connected cluster, in lower case ([`fold`]):
 /// `/subscriptions/<s>/resourcegroups/<g>/providers/microsoft.kubernetes/connectedclusters/<name>`.
@@ -241,10 +244,8 @@ pub struct RequestId(pub [u8; 16]);
 
 impl RequestId {
     /// A fresh one. Fails only if the operating system gives no random bytes.
-    pub fn random() -> Result<Self, aws_lc_rs::error::Unspecified> {
-        let mut bytes = [0; 16];
-        aws_lc_rs::rand::fill(&mut bytes)?;
-        Ok(Self(bytes))
+    pub fn random() -> Result<Self, NoRandom> {
+        random::bytes().map(Self)
     }
 
     /// Reads 32 hex digits, in any case.

@@ -8,9 +8,11 @@
 //! | [`api`] | what the resource API is made of: ids, errors |
 //! | [`bearer`] | the bytes that tokens consist of |
 //! | [`ids`] | cluster ids and addresses, stream and request ids, parsed once |
+//! | [`instants`] | instants as numbers and as RFC 3339 |
 //! | [`json`] | JSON objects that every reader reads alike |
 //! | [`limits`] | every bound on the wire, by name |
 //! | [`operator_params`] | parameters of Flux 1, as far as Flux 2 knows what they mean |
+//! | [`random`] | random bytes of the operating system |
 //! | [`version`] | versions and features that hello negotiates |
 //! | [`window`] | maintenance windows |
 
@@ -18,8 +20,10 @@ pub mod agent_api;
 pub mod api;
 pub mod bearer;
 pub mod ids;
+pub mod instants;
 pub mod json;
 pub mod limits;
 pub mod operator_params;
+pub mod random;
 pub mod version;
 pub mod window;

@@ -10,7 +10,7 @@ use std::{
     io,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+    time::{Duration, Instant, SystemTime},
 };
 
 use arc_swap::ArcSwapOption;
@@ -29,6 +29,7 @@ use rustls::pki_types::CertificateDer;
 use serde_json::{Map, Value, json};
 use tokio::{sync::watch, time};
 use tokio_rustls::TlsAcceptor;
+use types::instants::unix_seconds;
 
 use super::answer;
 use crate::{
@@ -221,7 +222,7 @@ impl Keeper {
     /// All pods name an Event of one kind and day alike, so that one of them makes it.
     pub(super) async fn tell(&self, warnings: &[String], told: &mut BTreeMap<String, u64>) {
         let now = self.clock.now();
-        let day = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs() / TELL_AGAIN.as_secs();
+        let day = unix_seconds(now) / TELL_AGAIN.as_secs();
         told.retain(|kind, on| *on == day && warnings.iter().any(|warning| kind_of(warning) == *kind));
         for warning in warnings {
             let kind = kind_of(warning);

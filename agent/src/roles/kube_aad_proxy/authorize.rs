@@ -19,7 +19,7 @@ use auth::{
     token::{Identity, TokenError},
 };
 use tokio::sync::watch;
-use types::ids::ClusterId;
+use types::{ids::ClusterId, instants::timestamp};
 
 use super::{
     admit::{Admitted, Asked},
@@ -162,7 +162,7 @@ impl Authorizer {
             return Reviewed::Off;
         }
         let cluster = self.authenticator.cluster();
-        let asking = Asking { policy: &known.policy, principals, cluster, now: seconds(now) };
+        let asking = Asking { policy: &known.policy, principals, cluster, now: timestamp(now) };
         let at = Edition { revision: known.revision, ends: known.ends };
         Reviewed::Decided { allowed: asking.review(info, path), at, changes: known.next_change(asking.now) }
     }
@@ -277,7 +277,7 @@ impl Right {
     fn decide(&self, now: SystemTime) -> Option<Vec<&'static str>> {
         let known = self.known.borrow().clone().filter(|known| known.holds(now))?;
         let asking =
-            Asking { policy: &known.policy, principals: &self.principals, cluster: &self.cluster, now: seconds(now) };
+            Asking { policy: &known.policy, principals: &self.principals, cluster: &self.cluster, now: timestamp(now) };
         match &self.of {
             Of::Call { info, path, safe, .. } => match asking.call(info, path, *safe) {
                 Verdict::Allowed(verbs) => Some(verbs),
@@ -316,11 +316,6 @@ fn read(text: &str, digest: &str, cluster: &ClusterId) -> Result<(Document, Poli
     changes.sort_unstable();
     changes.dedup();
     Ok((document, policy, changes))
-}
-
-fn seconds(now: SystemTime) -> i64 {
-    let since = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    i64::try_from(since.as_secs()).unwrap_or(i64::MAX)
 }
 
 #[cfg(test)]

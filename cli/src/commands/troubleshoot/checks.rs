@@ -8,7 +8,10 @@ use certs::Credentials;
 use daemon::chain;
 use serde_json::Value;
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
-use types::api::{ResourceId, id::is_same};
+use types::{
+    api::{ResourceId, id::is_same},
+    instants::rfc3339_seconds,
+};
 
 use super::{Bundle, Diagnoser, Finding, Job, State, guard};
 use crate::{
@@ -23,7 +26,6 @@ use crate::{
         turn::Turn,
     },
     manifests::{self, AGENT, EXTENSIONS, GUARD, IDENTITY_SECRET, MANAGER},
-    timestamp::timestamp,
 };
 
 /// Lines of a pod's log that are kept.
@@ -317,13 +319,13 @@ fn judge_certificate(name: &'static str, data: &Value, place: &Place, now: Syste
     );
     match Credentials::from_pem(&pem("tls.crt"), &pem("tls.key")) {
         Ok(pair) if pair.not_after() <= now => {
-            let ended = timestamp(pair.not_after()).unwrap_or_default();
+            let ended = rfc3339_seconds(pair.not_after());
             Finding::new(name, State::Failed, format!("the certificate in {place} ended at {ended}")).remedy(
                 "connect the cluster again, which keeps its resource: towline connect with the same name and group",
             )
         }
         Ok(pair) => {
-            let until = timestamp(pair.not_after()).unwrap_or_default();
+            let until = rfc3339_seconds(pair.not_after());
             Finding::new(name, State::Passed, format!("{place}, until {until}"))
         }
         Err(error) => Finding::new(

@@ -10,8 +10,8 @@ use agent::roles::guard::{
 };
 use base64::{Engine, engine::general_purpose::STANDARD as BASE64};
 use certs::webhook::{Kept, Webhook};
-use gateway::instants::unix_seconds;
 use serde_json::Value;
+use types::instants::{rfc3339_seconds, unix_seconds};
 
 use super::{Finding, State};
 use crate::{
@@ -22,7 +22,6 @@ use crate::{
         rights::Opinions,
     },
     manifests::GUARD,
-    timestamp::timestamp,
 };
 
 /// A certificate that ends sooner is a failure: guard renews its own 45 days before, and warns of the apiserver's.
@@ -85,7 +84,7 @@ fn judge(name: &'static str, data: &Value, namespace: &str, now: SystemTime) -> 
         let said = format!("there are no certificates in Secret {CERTIFICATES} yet");
         return Finding::new(name, State::Failed, said).remedy(see);
     };
-    let spell = |instant| timestamp(instant).unwrap_or_default();
+    let spell = rfc3339_seconds;
     let said = format!("guard's own until {}, the apiserver's until {}", spell(server), spell(client));
     if server < now + AHEAD {
         return Finding::new(name, State::Failed, said).remedy(see);

@@ -3,6 +3,7 @@
 use std::time::{Duration, SystemTime};
 
 use serde_json::{Map, Value};
+use types::instants::timestamp;
 
 use super::CLUSTER_AUDIENCE;
 use super::{
@@ -85,15 +86,9 @@ pub(super) fn time(claims: &Claims, claim: &str) -> Result<Option<i64>, TokenErr
     if (0..=TIME_MAX).contains(&seconds) { Ok(Some(seconds)) } else { Err(wrong()) }
 }
 
-/// Seconds since 1970.
-pub(super) fn seconds(now: SystemTime) -> i64 {
-    let since = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    i64::try_from(since.as_secs()).unwrap_or(i64::MAX)
-}
-
 /// Checks `exp`, `nbf` and `iat`; returns when it ends.
 pub(super) fn times(claims: &Claims, skew: Duration, now: SystemTime) -> Result<SystemTime, TokenError> {
-    let now = seconds(now);
+    let now = timestamp(now);
     let skew = i64::try_from(skew.as_secs()).unwrap_or(0);
     let exp = time(claims, "exp")?.ok_or_else(|| TokenError::MissingClaim("exp".to_owned()))?;
     if now >= exp + skew {

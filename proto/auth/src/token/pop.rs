@@ -7,6 +7,7 @@
 use std::time::{Duration, SystemTime};
 
 use serde_json::Value;
+use types::instants::timestamp;
 
 use super::{
     claims,
@@ -44,7 +45,7 @@ pub(super) fn check(
     if end <= now {
         return Err(PopError::Expired);
     }
-    if shown > claims::seconds(now + skew) {
+    if shown > timestamp(now + skew) {
         return Err(PopError::Future);
     }
     if !outer.payload.get("u").and_then(Value::as_str).is_some_and(|u| u.eq_ignore_ascii_case(host)) {

@@ -20,6 +20,7 @@ use aws_lc_rs::{
 use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD as B64};
 use bytes::Bytes;
 use serde_json::{Value, json};
+pub use types::instants::unix_seconds;
 use url::Url;
 
 use super::{
@@ -242,11 +243,6 @@ impl TestIssuer {
 pub fn verifier(issuers: Vec<Issuer>) -> Verifier {
     let nothing: Arc<dyn Fetch> = MemoryFetch::new();
     Verifier::with_fetch(issuers, &nothing)
-}
-
-/// Seconds since 1970.
-pub fn unix_seconds(time: SystemTime) -> u64 {
-    time.duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
 /// Documents by address, and how often they were asked for.

@@ -311,7 +311,7 @@ impl<'a> Upgrade<'a> {
 
     /// An event of the Deployment that holds users' tunnel; what it says is kept elsewhere too.
     async fn tell(&self, reason: &str, message: &str, is_warning: bool) {
-        let now = agent::identity::spell(SystemTime::now());
+        let now = types::instants::rfc3339_seconds(SystemTime::now());
         let message: String = message.chars().take(1000).collect();
         let event = json!({
             "apiVersion": "v1",

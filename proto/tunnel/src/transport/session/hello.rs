@@ -2,15 +2,12 @@
 
 use std::{sync::Arc, time::Duration};
 
-use aws_lc_rs::{
-    rand,
-    signature::{ECDSA_P256_SHA256_ASN1, UnparsedPublicKey},
-};
+use aws_lc_rs::signature::{ECDSA_P256_SHA256_ASN1, UnparsedPublicKey};
 use bytes::{Buf, Bytes, BytesMut};
 use rustls::pki_types::CertificateDer;
 use tokio::time::{Instant, timeout};
 use types::{
-    limits,
+    limits, random,
     version::{Features, Version},
 };
 
@@ -113,8 +110,7 @@ where
     let (mut send, recv) = lost(carrier, carrier.link.open().await).await?;
     send.prioritise();
     let mut messages = Messages::new(recv);
-    let mut nonce = [0; 32];
-    rand::fill(&mut nonce).map_err(|_| HelloError::Lost("no random bytes".to_owned()))?;
+    let nonce = random::bytes().map_err(|_| HelloError::Lost("no random bytes".to_owned()))?;
     let challenge = Challenge {
         oldest: Version::OLDEST,
         newest: Version::NEWEST,

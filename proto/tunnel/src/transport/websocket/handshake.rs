@@ -1,9 +1,6 @@
 //! The handshake of RFC 6455 section 4: what the agent asks by HTTP/1.1, and what the gateway answers.
 
-use aws_lc_rs::{
-    digest::{SHA1_FOR_LEGACY_USE_ONLY, digest},
-    rand::{SecureRandom, SystemRandom},
-};
+use aws_lc_rs::digest::{SHA1_FOR_LEGACY_USE_ONLY, digest};
 use base64::{Engine, engine::general_purpose::STANDARD};
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, header};
@@ -11,6 +8,7 @@ use http_body_util::Empty;
 use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite};
+use types::random;
 
 use super::{super::carrier::CarrierError, io::WebSocketIo};
 
@@ -36,8 +34,7 @@ pub(super) async fn upgrade<T>(io: T, host: &str) -> Result<WebSocketIo<T>, Carr
 where
     T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
-    let mut nonce = [0; 16];
-    SystemRandom::new().fill(&mut nonce).map_err(|_| CarrierError::Protocol("no randomness".to_owned()))?;
+    let nonce = random::bytes::<16>().map_err(|_| CarrierError::Protocol("no randomness".to_owned()))?;
     let key = STANDARD.encode(nonce);
     let request = Request::get(PATH)
         .header(header::HOST, host)

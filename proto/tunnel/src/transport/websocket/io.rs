@@ -11,9 +11,9 @@ use std::{
     task::{Context, Poll, ready},
 };
 
-use aws_lc_rs::rand::{SecureRandom, SystemRandom};
 use bytes::{Buf, Bytes};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use types::random;
 
 use super::{
     MESSAGE_BYTES,
@@ -38,7 +38,7 @@ struct Keys {
 impl Keys {
     fn next(&mut self) -> io::Result<Key> {
         if self.left == 0 {
-            SystemRandom::new().fill(&mut self.bytes).map_err(|_| io::Error::other("no randomness"))?;
+            self.bytes = random::bytes().map_err(|_| io::Error::other("no randomness"))?;
             self.left = self.bytes.len();
         }
         let (rest, key) = self.bytes[..self.left].split_last_chunk().ok_or(io::ErrorKind::InvalidData)?;
