@@ -14,6 +14,11 @@ mod objects;
 mod rights;
 mod values;
 
+use agent::{
+    config::Deployment,
+    roles::{guard::keeper, identity_tokens::certificate},
+};
+
 pub use self::{
     objects::{namespace, objects, relabel},
     rights::CLUSTER_ADMIN,
@@ -29,26 +34,26 @@ pub const VERSION_LABEL: &str = "app.kubernetes.io/version";
 /// Who made the objects, as their label `app.kubernetes.io/managed-by` says.
 pub const MANAGED_BY: &str = "towline";
 /// The Deployment that holds users' tunnel, and what belongs to it.
-pub const AGENT: &str = "clusterconnect-agent";
+pub const AGENT: &str = Deployment::ClusterconnectAgent.name();
 /// The Deployment that gets the certificate and tells facts, and what belongs to it.
-pub const MANAGER: &str = "controller-manager";
+pub const MANAGER: &str = Deployment::ControllerManager.name();
 /// The Deployment that installs extensions, where they are on, and what belongs to it.
-pub const EXTENSIONS: &str = "extension-manager";
+pub const EXTENSIONS: &str = Deployment::ExtensionManager.name();
 /// The Deployment of the extension microsoft.flux beside the agents, and the ConfigMap of its settings, which is there
 /// wherever extensions are on.
-pub const GITOPS: &str = "fluxconfig-agent";
+pub const GITOPS: &str = Deployment::FluxconfigAgent.name();
 /// The Deployment that the apiserver asks about tokens and rights, where guard is on, its Service, and what belongs to it.
-pub const GUARD: &str = "guard";
+pub const GUARD: &str = Deployment::Guard.name();
 /// The Deployment that upgrades the agents, where they upgrade themselves, and what belongs to it.
-pub const UPGRADER: &str = "upgrader";
+pub const UPGRADER: &str = Deployment::Upgrader.name();
 /// The Secret of guard's certificates.
-pub const GUARD_SECRET: &str = "towline-guard-certificate";
+pub const GUARD_SECRET: &str = keeper::SECRET;
 /// The Secret of the files that an apiserver is started with, and its namespace.
-pub const GUARD_MANIFESTS: &str = "towline-guard-manifests";
+pub const GUARD_MANIFESTS: &str = keeper::MANIFESTS;
 /// The namespace of [`GUARD_MANIFESTS`].
-pub const GUARD_MANIFESTS_NAMESPACE: &str = "kube-system";
+pub const GUARD_MANIFESTS_NAMESPACE: &str = keeper::MANIFESTS_NAMESPACE;
 /// The other Deployment of that extension beside the agents, and the ConfigMap of its settings.
-pub const FLUX_LOGS: &str = "flux-logs-agent";
+pub const FLUX_LOGS: &str = Deployment::FluxLogsAgent.name();
 /// The Secret of the onboarding key, in `key.pem`.
 pub const ONBOARDING_SECRET: &str = "towline-onboarding";
 /// The Secret of the certificate, which the controller-manager makes.
@@ -56,9 +61,9 @@ pub const IDENTITY_SECRET: &str = "towline-identity-certificate";
 /// The Service where others in the cluster ask for tokens of its identity.
 pub const TOKENS_SERVICE: &str = "cluster-identity";
 /// The Secret of its certificate, and the ConfigMap of what that is trusted by; the controller-manager fills in both.
-pub const SERVING_SECRET: &str = "towline-serving-certificate";
+pub const SERVING_SECRET: &str = certificate::SECRET;
 /// The ConfigMap with what that certificate is trusted by.
-pub const SERVING_CA: &str = "towline-serving-ca";
+pub const SERVING_CA: &str = certificate::PUBLISHED;
 /// The Secret of the proxy's user name and password.
 pub const PROXY_SECRET: &str = "clusterconnect-agent-proxy";
 /// The job that checks the network, and the ConfigMap of its settings.

@@ -24,7 +24,7 @@ use std::{
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Response, Version};
 use hyper::body::Incoming;
-use tunnel::wire::head::RequestHead;
+use tunnel::wire::{head::RequestHead, roles};
 use types::{api::UNCONFIRMED_BY, ids::RequestId};
 
 use self::{
@@ -271,9 +271,9 @@ fn describe(request: &Request, record: &mut Record) {
 
 fn role(request: &Request) -> &'static str {
     match request.address.endpoint {
-        Endpoint::Refresh => "refresh",
-        Endpoint::WhoAmI => "whoami",
-        Endpoint::Kubernetes(_) | Endpoint::Unknown => "kube-aad-proxy",
+        Endpoint::Refresh => roles::REFRESH,
+        Endpoint::WhoAmI => roles::WHOAMI,
+        Endpoint::Kubernetes(_) | Endpoint::Unknown => roles::KUBE_AAD_PROXY,
     }
 }
 

@@ -45,7 +45,7 @@ use super::{
 use crate::{config::Deployment, metrics};
 
 /// This role's name.
-pub const NAME: &str = "kube-aad-proxy";
+pub const NAME: &str = tunnel::wire::roles::KUBE_AAD_PROXY;
 
 /// In the list of roles.
 pub const ENTRY: Entry = Entry {

@@ -20,7 +20,7 @@ use super::{
 use crate::config::Deployment;
 
 /// This role's name.
-pub const NAME: &str = "refresh";
+pub const NAME: &str = tunnel::wire::roles::REFRESH;
 
 /// In the list of roles.
 pub const ENTRY: Entry = Entry {

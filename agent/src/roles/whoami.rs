@@ -19,7 +19,7 @@ use super::{
 use crate::config::Deployment;
 
 /// This role's name.
-pub const NAME: &str = "whoami";
+pub const NAME: &str = tunnel::wire::roles::WHOAMI;
 
 /// In the list of roles.
 pub const ENTRY: Entry = Entry {

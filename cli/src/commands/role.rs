@@ -7,7 +7,10 @@ use std::{
 
 use anyhow::{Context as _, anyhow};
 use clap::Subcommand;
-use gateway::guid;
+use gateway::{
+    guid,
+    resources::{role_assignment::NAME as ASSIGNMENTS, role_definition::NAME as DEFINITIONS},
+};
 use serde_json::{Map, Value, json};
 use types::api::{ResourceId, id::is_same};
 
@@ -20,8 +23,6 @@ use crate::{
     terminal::say,
 };
 
-const DEFINITIONS: &str = "Microsoft.Authorization/roleDefinitions";
-const ASSIGNMENTS: &str = "Microsoft.Authorization/roleAssignments";
 const ASSIGNMENT_COLUMNS: &[Column] = &[
     ("Principal", "/principalName"),
     ("Type", "/properties/principalType"),

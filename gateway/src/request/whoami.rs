@@ -5,7 +5,10 @@ use std::{sync::Arc, time::SystemTime};
 
 use http::Response;
 use serde_json::{Value, json};
-use tunnel::{exchange::StreamBody, wire::head::RequestHead};
+use tunnel::{
+    exchange::StreamBody,
+    wire::{head::RequestHead, roles},
+};
 use types::{ids::RequestId, instants::rfc3339};
 
 use super::{
@@ -100,7 +103,7 @@ fn describe(principal: &Principal) -> Value {
 async fn agent(core: &Core, request: &mut Request, permit: &Permit) -> Result<Value, Refusal> {
     let slot = core.slots.acquire(permit, &core.limits())?;
     let tunnels = locate::locate(core, permit.cluster())?;
-    let head = RequestHead { method: http::Method::GET, ..head(request, "whoami") };
+    let head = RequestHead { method: http::Method::GET, ..head(request, roles::WHOAMI) };
     let ways = open::Ways { cluster: &permit.cluster().key, tunnels, refused_by: None };
     let mut opened = open::open(core, ways, (open::encode(&head)?, true), slot).await?;
     let _head = relay::read_head(&mut opened.stream.recv, false).await?;

@@ -45,7 +45,7 @@ pub mod facts;
 pub struct ConnectedClusters;
 
 /// The full type.
-pub const NAME: &str = "Microsoft.Kubernetes/connectedClusters";
+pub const NAME: &str = types::api::id::CONNECTED_CLUSTERS;
 const OLD: &str = "2024-01-02";
 const SWITCH: &[&str] = &["Enabled", "Disabled"];
 const BENEFIT: &[&str] = &["True", "False", "NotApplicable"];

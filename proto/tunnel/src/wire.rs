@@ -22,6 +22,7 @@ pub mod head;
 pub mod hello;
 pub mod hop;
 pub mod message;
+pub mod roles;
 pub mod varint;
 
 #[cfg(test)]

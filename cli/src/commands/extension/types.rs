@@ -2,6 +2,7 @@
 
 use anyhow::anyhow;
 use clap::Subcommand;
+use gateway::api::extension_types::NAME as TYPES;
 
 use super::super::{CommonArgs, names};
 use crate::{
@@ -11,7 +12,6 @@ use crate::{
     output::{self, Column},
 };
 
-const TYPES: &str = "Microsoft.KubernetesConfiguration/extensionTypes";
 const COLUMNS: &[Column] = &[
     ("Name", "/name"),
     ("Publisher", "/properties/publisher"),

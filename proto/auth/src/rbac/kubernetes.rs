@@ -1,9 +1,9 @@
 //! The data action that a Kubernetes call needs (feature Z5), as the guard of Arc names them:
 //! `Microsoft.Kubernetes/connectedClusters[/<group>]/<resource>/<read|write|delete|...>`.
 
-use super::Action;
+use types::api::id::CONNECTED_CLUSTERS as PREFIX;
 
-const PREFIX: &str = "Microsoft.Kubernetes/connectedClusters";
+use super::Action;
 
 /// Subresources that open a connection into a pod, a service or a node. The apiserver calls them `get` when a websocket
 /// asks and `create` when SPDY does; to read is not what they do, whatever the verb.

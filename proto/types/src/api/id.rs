@@ -99,6 +99,8 @@ pub struct ResourceId {
 pub const SUBSCRIPTIONS: &str = "Microsoft.Resources/subscriptions";
 /// The type of resource groups.
 pub const RESOURCE_GROUPS: &str = "Microsoft.Resources/resourceGroups";
+/// The type of connected clusters.
+pub const CONNECTED_CLUSTERS: &str = "Microsoft.Kubernetes/connectedClusters";
 
 impl ResourceId {
     /// Reads an id. Percent-encoding is no part of an id: it must be undone before, and is refused here.
