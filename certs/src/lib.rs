@@ -12,6 +12,7 @@
 //! | [`request`] | the strict reading of what an agent asks a certificate with |
 //! | [`roots`] | the authorities that somebody trusts |
 //! | [`peer`] | the strict reading of a peer's certificate: an agent, a person with access to one cluster, or a replica of the gateway |
+//! | [`presented`] | the certificate that a server presents, trusted or not, for a message that says who answers |
 //! | [`proof`] | possession of a certificate's key shown in the hello, where a middlebox ends the TLS |
 //! | [`server_certificate`] | the certificate that a listener shows, exchangeable while it runs |
 //! | [`serving`] | the certificate of a listener inside of a cluster, made and renewed by who serves |
@@ -31,6 +32,7 @@ pub mod bundle;
 pub mod credentials;
 pub mod name_certificate;
 pub mod peer;
+pub mod presented;
 pub mod proof;
 pub mod replica;
 pub mod request;

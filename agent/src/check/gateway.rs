@@ -2,16 +2,12 @@
 
 use std::{
     net::IpAddr,
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     time::{Duration, SystemTime},
 };
 
-use certs::PeerIdentity;
-use rustls::{
-    ClientConfig, DigitallySignedStruct, SignatureScheme,
-    client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
-    pki_types::{CertificateDer, ServerName, UnixTime},
-};
+use certs::{PeerIdentity, presented::Presented};
+use rustls::ClientConfig;
 use time::{OffsetDateTime, format_description::well_known::Rfc2822};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio_rustls::TlsConnector;
@@ -196,7 +192,6 @@ async fn tls(
         Some(own) => certs::tls::client_https_with(&roots, own, &offered).ok()?,
         None => plain().ok()?,
     };
-    let seen = Arc::new(Seen::default());
     match handshake(target, Arc::new(settings)).await {
         Ok(alpn) => {
             findings.push(Finding::passed(check, "the gateway's certificate holds"));
@@ -215,13 +210,10 @@ async fn tls(
             plain().ok().map(Arc::new)
         }
         Err(cause) => {
-            let mut lax = certs::tls::client_https(&roots).ok()?;
-            lax.alpn_protocols.clear();
-            lax.dangerous().set_certificate_verifier(seen.clone());
-            // Nothing is sent over this one; it only shows who answers.
-            let _ = handshake(target, Arc::new(lax)).await;
-            let who =
-                seen.issuer().map_or(String::new(), |issuer| format!("; the certificate shown is issued by {issuer}"));
+            let presented = Arc::new(Presented::default());
+            let _ = handshake(target, Arc::new(presented.client().ok()?)).await;
+            let issuer = presented.take().and_then(|certificate| issuer(&certificate));
+            let who = issuer.map_or(String::new(), |issuer| format!("; the certificate shown is issued by {issuer}"));
             findings.push(Finding::failed(check, format!("{cause}{who}"), tls_remedy(&cause)));
             None
         }
@@ -354,54 +346,11 @@ fn carrier_remedy(carrier: CarrierKind, reason: &str, way: Way) -> &'static str 
     }
 }
 
-/// Accepts any certificate and keeps it: only to name who answers in the gateway's place. Nothing is sent over such a
-/// connection.
-#[derive(Debug, Default)]
-struct Seen(Mutex<Option<CertificateDer<'static>>>);
-
-impl Seen {
-    fn issuer(&self) -> Option<String> {
-        let seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let (_, parsed) = x509_parser::parse_x509_certificate(seen.as_ref()?).ok()?;
-        let issuer: String = parsed.issuer().to_string().chars().filter(|c| !c.is_control()).take(NAME_BYTES).collect();
-        Some(format!("{issuer:?}"))
-    }
-}
-
-impl ServerCertVerifier for Seen {
-    fn verify_server_cert(
-        &self,
-        end_entity: &CertificateDer<'_>,
-        _: &[CertificateDer<'_>],
-        _: &ServerName<'_>,
-        _: &[u8],
-        _: UnixTime,
-    ) -> Result<ServerCertVerified, rustls::Error> {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(end_entity.clone().into_owned());
-        Ok(ServerCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        _: &[u8],
-        _: &CertificateDer<'_>,
-        _: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        Ok(HandshakeSignatureValid::assertion())
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        _: &[u8],
-        _: &CertificateDer<'_>,
-        _: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        Ok(HandshakeSignatureValid::assertion())
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        rustls::crypto::aws_lc_rs::default_provider().signature_verification_algorithms.supported_schemes()
-    }
+/// The issuer of a certificate, for people.
+fn issuer(certificate: &[u8]) -> Option<String> {
+    let (_, parsed) = x509_parser::parse_x509_certificate(certificate).ok()?;
+    let issuer: String = parsed.issuer().to_string().chars().filter(|c| !c.is_control()).take(NAME_BYTES).collect();
+    Some(format!("{issuer:?}"))
 }
 
 #[cfg(test)]

@@ -86,6 +86,16 @@ fn the_tunnel_listener_requires_a_certificate_and_its_alpn() {
     assert!(shake(&user_alpn, "gateway.test", &server).is_err());
 }
 
+#[test]
+fn presented_certificate_is_kept_and_ends_the_handshake() {
+    let issued = site().authority.issue_server(&["gateway.test"], Validity::days(1)).unwrap();
+    let server = Arc::new(server_public(ServerCertificate::new(issued.credentials()), None).unwrap());
+    let presented = Arc::new(crate::presented::Presented::default());
+    assert!(shake(&Arc::new(presented.client().unwrap()), "another.test", &server).is_err());
+    assert_eq!(presented.take().as_ref(), issued.credentials().chain().first());
+    assert_eq!(presented.take(), None);
+}
+
 /// Before anybody has looked for a path in it.
 #[test]
 fn client_chain_that_is_too_long_ends_the_handshake() {

@@ -1,13 +1,9 @@
 //! Why a gateway or issuer could not be talked to, with what to type next: the address, the authority, a proxy.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
-use rustls::{
-    CertificateError, DigitallySignedStruct, SignatureScheme,
-    client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
-    crypto::CryptoProvider,
-    pki_types::{CertificateDer, ServerName, UnixTime},
-};
+use certs::presented::Presented;
+use rustls::CertificateError;
 use tokio_rustls::TlsConnector;
 use tunnel::transport::dial::DialError;
 
@@ -69,64 +65,15 @@ fn tls_error<'a>(cause: &'a (dyn std::error::Error + 'static)) -> Option<&'a Cer
     }
 }
 
-/// Notes what a server shows, and trusts nothing: no handshake with it succeeds.
-#[derive(Debug)]
-struct Looking {
-    provider: Arc<CryptoProvider>,
-    seen: Mutex<Option<CertificateDer<'static>>>,
-}
-
-impl ServerCertVerifier for Looking {
-    fn verify_server_cert(
-        &self,
-        end_entity: &CertificateDer<'_>,
-        _: &[CertificateDer<'_>],
-        _: &ServerName<'_>,
-        _: &[u8],
-        _: UnixTime,
-    ) -> Result<ServerCertVerified, rustls::Error> {
-        *self.seen.lock().unwrap_or_else(PoisonError::into_inner) = Some(end_entity.clone().into_owned());
-        Err(CertificateError::UnknownIssuer.into())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        _: &[u8],
-        _: &CertificateDer<'_>,
-        _: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        Err(CertificateError::BadSignature.into())
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        _: &[u8],
-        _: &CertificateDer<'_>,
-        _: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        Err(CertificateError::BadSignature.into())
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.provider.signature_verification_algorithms.supported_schemes()
-    }
-}
-
 /// The fingerprint of what the server shows, asked for on a connection of its own that ends there.
 async fn presented(client: &Client) -> Option<String> {
-    let provider = client.tls.crypto_provider().clone();
-    let looking = Arc::new(Looking { provider: provider.clone(), seen: Mutex::new(None) });
-    let tls = rustls::ClientConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
-        .ok()?
-        .dangerous()
-        .with_custom_certificate_verifier(looking.clone())
-        .with_no_client_auth();
+    let looking = Arc::new(Presented::default());
+    let tls = looking.client().ok()?;
     let tcp = client.tcp().await.ok()?;
     let handshake = TlsConnector::from(Arc::new(tls)).connect(client.server_name.clone(), tcp);
     // It never succeeds; what it showed is all that is wanted.
     let _ = tokio::time::timeout(super::TLS_TIMEOUT, handshake).await;
-    let seen = looking.seen.lock().unwrap_or_else(PoisonError::into_inner).take()?;
+    let seen = looking.take()?;
     let digest = aws_lc_rs::digest::digest(&aws_lc_rs::digest::SHA256, &seen);
     Some(digest.as_ref().iter().map(|byte| format!("{byte:02X}")).collect::<Vec<_>>().join(":"))
 }
