@@ -25,7 +25,7 @@ pub fn tests() -> Vec<Trial> {
     vec![
         case("extension_clients::e1_e2_the_azure_sdks_drive_them_unmodified", Needs::Nothing, sdks),
         case("extension_clients::g1_g2_g10_the_azure_sdks_drive_configurations_unmodified", Needs::Nothing, flux_sdk),
-        installs("extension_clients::e1_e2_e5_commands_of_the_guide_work", Needs::Pods, guide),
+        installs("extension_clients::e1_e2_e5_e14_commands_of_the_guide_work", Needs::Pods, guide),
     ]
 }
 
@@ -109,7 +109,7 @@ fn guide() -> anyhow::Result<()> {
     let text = std::fs::read_to_string(root().join("docs/extensions.md"))?;
     let blocks: Vec<String> =
         text.split("```sh\n").skip(1).filter_map(|rest| rest.split("```").next()).map(typed).collect();
-    let [make, look, connected, install, renew, delete] = blocks.as_slice() else {
+    let [make, look, connected, install, renew, delete, start, end] = blocks.as_slice() else {
         anyhow::bail!("{} blocks of commands in the guide", blocks.len());
     };
     let desk = Desk::new("extension-guide")?;
@@ -144,8 +144,14 @@ fn guide() -> anyhow::Result<()> {
         Ok(desk.sh(look)?.text().contains("1.3.0"))
     })?;
     // By itself the cluster looks at the catalogue every few minutes, and soon for a version that it does not know.
-    desk.sh("towline extension update -g dev -c dev -n web --version 1.3.0 --no-wait")?;
+    ensure!(desk.sh(start)?.text().contains("1.3.0"));
     eventually("the new version is there", Duration::from_secs(90), || Ok(map("version")? == "1.3.0"))?;
+    eventually("the rollout is done", Duration::from_secs(60), || {
+        let status = desk.sh("towline extension rollout status -g dev -n web-1-3 --query properties.state -o tsv")?;
+        Ok(status.text().contains("Complete"))
+    })?;
+    ensure!(desk.sh(end)?.text().contains("web-1-3"));
+    ensure!(map("version")? == "1.3.0", "what a rollout gave stays");
     desk.sh(delete)?;
     let left = admin.run(&["-n", "web", "get", "configmap", "web-greeting", "--ignore-not-found", "-o", "name"])?;
     ensure!(left.text().trim().is_empty(), "{}", left.text());
@@ -159,7 +165,7 @@ fn guide() -> anyhow::Result<()> {
 /// A block of the guide, for the cluster of this test; its agents are there.
 fn typed(block: &str) -> String {
     let lines = block.lines().filter(|line| !line.starts_with("towline connect "));
-    lines.map(|line| format!("{}\n", line.replace("-g edge -c shop", "-g dev -c dev"))).collect()
+    lines.map(|line| format!("{}\n", line.replace("-g edge", "-g dev").replace("-c shop", "-c dev"))).collect()
 }
 
 /// A gateway that serves the guide's catalogue, its owner signed in, and an agent that has helm.
