@@ -1,7 +1,13 @@
 //! Operations that somebody cuts off, and a gateway that somebody took over (docs/features.md E1, E4; docs/threats.md TH51):
 //! what was asked for is there in the end, or nothing is.
 
-use std::{fs, path::Path};
+use std::{
+    fs,
+    path::Path,
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+use tests::case::full;
 
 use super::*;
 
@@ -49,6 +55,119 @@ impl Site {
         *self.stack.agent.lock().unwrap() = again;
         Ok(())
     }
+
+    /// Ends the helm that the agent runs, if it does, as `kill -9` does.
+    fn kill_helm(&self) -> anyhow::Result<bool> {
+        let parent = self.stack.agent.lock().unwrap().pid().to_string();
+        for entry in fs::read_dir("/proc")?.filter_map(Result::ok) {
+            let Ok(stat) = fs::read_to_string(entry.path().join("stat")) else { continue };
+            // Its name is in brackets, and may have spaces; state and parent follow.
+            let Some((_, rest)) = stat.rsplit_once(')') else { continue };
+            if rest.split_whitespace().nth(1) == Some(&parent) {
+                let pid = entry.file_name().to_string_lossy().into_owned();
+                let mut kill = std::process::Command::new("kill");
+                run(kill.args(["-9", &pid]), Duration::from_secs(10))?;
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+}
+
+/// Numbers that look random, the same from one seed (xorshift).
+struct Dice(u64);
+
+impl Dice {
+    fn of(&mut self, sides: u64) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        usize::try_from(self.0 % sides).unwrap_or_default()
+    }
+}
+
+/// Agent, helm and gateway are killed at some moment of each operation. `TOWLINE_SEED` repeats a run.
+pub(super) fn killed_at_any_moment() -> anyhow::Result<()> {
+    let seed = match std::env::var("TOWLINE_SEED") {
+        Ok(seed) => seed.parse()?,
+        Err(_) => u64::try_from(SystemTime::now().duration_since(UNIX_EPOCH)?.as_nanos() & 0xffff_ffff)? | 1,
+    };
+    killed_by(seed).with_context(|| format!("TOWLINE_SEED={seed}"))
+}
+
+fn killed_by(seed: u64) -> anyhow::Result<()> {
+    let mut dice = Dice(seed);
+    let catalogue = Catalogue::new("extensions-any-moment-catalogue")?;
+    catalogue.add(&web("1.0.0", &WEB[..4]), &[])?;
+    catalogue.sign()?;
+    let site = Site::start("extensions-any-moment", catalogue)?;
+    let mut is_there = false;
+    let operations = if full() { 50 } else { 4 };
+    for number in 0..operations {
+        let deletes = is_there && dice.of(4) == 0;
+        let greeting = format!("n{number}");
+        if deletes {
+            site.call("DELETE", "web", &Value::Null)?;
+        } else {
+            let settings = json!({"greeting": greeting});
+            let protected = json!({"password": format!("p{number}")});
+            site.put(
+                "web",
+                &json!({"extensionType": "example.web", "configurationSettings": settings, "configurationProtectedSettings": protected}),
+            )?;
+        }
+        let (whom, moment) = (dice.of(3), dice.of(3));
+        let what = format!(
+            "operation {number} ({}), {} killed {}",
+            if deletes { "delete" } else { "put" },
+            ["agent", "helm", "gateway"][whom],
+            ["at once", "while helm works", "at the end"][moment]
+        );
+        let is_done = || -> anyhow::Result<bool> {
+            let shown = site.call("GET", "web", &Value::Null)?;
+            Ok(if deletes { shown.is_null() } else { shown["properties"]["provisioningState"] == "Succeeded" })
+        };
+        let is_moment = || match moment {
+            0 => Ok(true),
+            1 => {
+                let stages = site.stages()?;
+                Ok(stages.contains("pending") || stages.contains("uninstalling") || is_done()?)
+            }
+            _ => is_done(),
+        };
+        eventually("its moment has come", Duration::from_secs(180), is_moment).with_context(|| what.clone())?;
+        match whom {
+            0 => site.restart_agent()?,
+            1 => drop(site.kill_helm()?),
+            _ => {
+                site.stack.kill_gateway();
+                site.stack.restart_gateway_of_resource()?;
+            }
+        }
+        // A deletion whose helm was killed has failed, and is asked for again, as its user would.
+        let mut last = Value::Null;
+        eventually("what was asked for is there", Duration::from_secs(240), || {
+            last = site.call("GET", "web", &Value::Null)?;
+            if deletes && last["properties"]["provisioningState"] == "Failed" {
+                site.call("DELETE", "web", &Value::Null)?;
+            }
+            is_done()
+        })
+        .with_context(|| format!("{what}: {last:#}\n{}", site.stack.agent.lock().unwrap().tail()))?;
+        is_there = !deletes;
+        let stages = site.stages()?;
+        ensure!(!stages.contains("pending"), "{what}: {stages}");
+        if is_there {
+            let shown = site.field("web", "configmap/web-settings", "{.data.greeting} {.data.password}")?;
+            ensure!(shown == format!("{greeting} p{number}"), "{what}: {shown}");
+        } else {
+            ensure!(stages.trim().is_empty(), "{what}: {stages}");
+        }
+    }
+    if is_there {
+        site.delete("web")?;
+    }
+    site.nothing_left()
 }
 
 /// The link is cut before an upgrade is done and comes back after it.
