@@ -3,6 +3,7 @@
 
 mod endings;
 mod others;
+mod registries;
 
 use std::{
     path::PathBuf,
@@ -35,6 +36,8 @@ pub fn tests() -> Vec<Trial> {
         installs("extensions::e9_e12_causes_outside_of_the_chart_are_told", Needs::Pods, causes),
         installs("extensions::e1_killed_agent_leaves_no_release_pending", Needs::Pods, killed),
         installs("extensions::e1_charts_that_others_wrote_come_and_go", Needs::Pods, others::published),
+        installs("extensions::x5_charts_and_images_come_from_a_registry", Needs::Pods, registries::own_registry),
+        installs("extensions::e1_killed_at_any_moment_it_ends_as_asked", Needs::Pods, endings::killed_at_any_moment),
         installs("extensions::e4_link_cut_for_a_whole_upgrade", Needs::Pods, endings::link_cut_for_an_upgrade),
         installs(
             "extensions::e10_cluster_deleted_while_an_extension_installs",
@@ -123,6 +126,8 @@ const HOOK: &str = "apiVersion: batch/v1\nkind: Job\nmetadata: {name: \"{{ .Rele
     spec:\n  backoffLimit: 0\n  template:\n    spec:\n      restartPolicy: Never\n\
     \x20     containers: [{name: hook, image: \"towline.test/busybox:1\", imagePullPolicy: IfNotPresent, command: [sh, -c, \"echo the database is not there; exit 3\"]}]\n";
 const CLUSTER_ROLE: &str = "apiVersion: rbac.authorization.k8s.io/v1\nkind: ClusterRole\nmetadata: {name: \"{{ .Release.Name }}-all\"}\nrules: []\n";
+const LOOKUP: &str = "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: \"{{ .Release.Name }}-read\"}\n\
+    data: {read: {{ lookup \"v1\" \"Secret\" \"default\" \"\" | toJson | quote }}}\n";
 const CRD: &str = "apiVersion: apiextensions.k8s.io/v1\nkind: CustomResourceDefinition\nmetadata: {name: things.extensions.example.org}\n\
     spec: {group: extensions.example.org, scope: Namespaced, names: {kind: Thing, plural: things}, versions: [{name: v1, served: true, storage: true, schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}}]}\n";
 
@@ -421,6 +426,9 @@ fn causes() -> anyhow::Result<()> {
     ] {
         catalogue.add(&Chart { name, version: "1.0.0", files }, &several)?;
     }
+    let elsewhere = [&several[..], &["--platform", "linux/s390x"]].concat();
+    catalogue
+        .add(&Chart { name: "elsewhere", version: "1.0.0", files: &[("templates/things.yaml", CRD)] }, &elsewhere)?;
     catalogue.sign()?;
     let site = Site::start("extensions-causes", catalogue)?;
     let admin = &site.admin;
@@ -519,6 +527,9 @@ fn causes() -> anyhow::Result<()> {
     put("newer", "newer", json!({"version": "1.0.0"}))?;
     failed("newer", "VersionNotSupported", &["1.0.0", "9.0.0", "the cluster has"])?;
     site.delete("newer")?;
+    put("elsewhere", "elsewhere", json!({"version": "1.0.0"}))?;
+    failed("elsewhere", "UnsupportedPlatform", &["linux/s390x", "the cluster's nodes are linux/"])?;
+    site.delete("elsewhere")?;
 
     admin.ok(&["create", "namespace", "ending"])?;
     admin.apply(
@@ -594,6 +605,7 @@ fn namespaced() -> anyhow::Result<()> {
     catalogue.add(&web("1.0.0", &WEB[..4]), &scopes)?;
     let greedy = [("values.yaml", VALUES), ("templates/role.yaml", CLUSTER_ROLE)];
     catalogue.add(&Chart { name: "greedy", version: "1.0.0", files: &greedy }, &scopes)?;
+    catalogue.add(&Chart { name: "curious", version: "1.0.0", files: &[("templates/read.yaml", LOOKUP)] }, &scopes)?;
     catalogue.sign()?;
     let site = Site::start("extensions-namespaced", catalogue)?;
     let of = |kind: &str| json!({"extensionType": format!("example.{kind}"), "scope": {"namespace": {"targetNamespace": "team"}}});
@@ -606,6 +618,13 @@ fn namespaced() -> anyhow::Result<()> {
     ensure!(shown["errorInfo"]["code"] == "Forbidden" && message.contains("clusterroles"), "{shown:#}");
     ensure!(site.field("", "clusterrole/greedy-all", "{.metadata.name}")?.is_empty());
     site.delete("greedy")?;
+    // What a template looks up is looked up with the same rights.
+    site.put("curious", &of("curious"))?;
+    let shown = site.await_state("curious", "Failed")?;
+    let message = shown["errorInfo"]["message"].as_str().unwrap_or_default();
+    ensure!(shown["errorInfo"]["code"] == "Forbidden" && message.contains("secrets"), "{shown:#}");
+    ensure!(site.field("team", "configmap/curious-read", "{.metadata.name}")?.is_empty());
+    site.delete("curious")?;
     site.delete("web")?;
     ensure!(site.admin.run(&["-n", "team", "get", "serviceaccount", "extension-web"])?.code != Some(0));
     site.nothing_left()

@@ -102,6 +102,14 @@ impl Registry {
         Ok(format!("sha256:{}", Sha256::of(manifest.as_bytes())))
     }
 
+    /// Pushes a chart's archive below a path, with this helm.
+    pub fn push_chart(&self, helm: &str, file: &str, path: &str) -> anyhow::Result<()> {
+        let mut push = Command::new(helm);
+        push.args(["push", file, &self.url(path), "--username", CREDENTIALS.0, "--password", CREDENTIALS.1]);
+        push.arg("--ca-file").arg(self.folder.join("ca.crt")).env("HOME", &self.folder);
+        run(&mut push, Duration::from_secs(60))?.ok().map(drop)
+    }
+
     /// Uploads bytes; their digest and how many they are.
     fn blob(&self, name: &str, bytes: &[u8]) -> anyhow::Result<(String, usize)> {
         let begin = format!("https://{}/v2/{name}/blobs/uploads/", self.address);
