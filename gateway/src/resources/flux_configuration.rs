@@ -48,6 +48,9 @@ const FAULTS: usize = 50;
 /// The api-versions that know the source kind `OCIRepository`.
 const OCI_VERSIONS: &[&str] = &["2024-04-01-preview", "2025-04-01"];
 const OCI: &str = "OCIRepository";
+/// The first api-version that knows the source kind `AzureBlob`.
+const BLOB_SINCE: &str = "2022-07-01";
+const BLOB_KIND: &str = "AzureBlob";
 /// Each source kind with the property that has its settings.
 const SOURCES: &[(&str, &str)] =
     &[("GitRepository", "gitRepository"), ("Bucket", "bucket"), ("AzureBlob", "azureBlob"), (OCI, "ociRepository")];
@@ -204,7 +207,7 @@ const PROPERTIES: &[Property] = &[
     Property::new(THROUGH_GATEWAY, Type::Bool),
     Property::new("gitRepository", Type::Object(GIT)).merged(),
     Property::new("bucket", Type::Object(BUCKET)).merged(),
-    Property::new("azureBlob", Type::Object(BLOB)).merged(),
+    Property::new("azureBlob", Type::Object(BLOB)).merged().since(BLOB_SINCE),
     Property::new("ociRepository", Type::Object(OCI_SOURCE)).merged().only_in(OCI_VERSIONS),
     Property::new("kustomizations", Type::Map(NAMED_KUSTOMIZATIONS)).merged(),
     Property::new(PROTECTED, Type::Settings).write_only(),
@@ -231,7 +234,7 @@ impl Kind for FluxConfigurations {
     }
 
     fn api_versions(&self) -> &'static [&'static str] {
-        &["2022-07-01", "2023-05-01", "2024-04-01-preview", "2024-11-01", "2025-04-01"]
+        &["2022-03-01", "2022-07-01", "2022-11-01", "2023-05-01", "2024-04-01-preview", "2024-11-01", "2025-04-01"]
     }
 
     fn place(&self) -> Place {

@@ -7,7 +7,9 @@ use serde_json::{Map, Value};
 use types::{agent_api::decode, api::ErrorDetail};
 use url::Url;
 
-use super::{DEPENDENCIES, LONGEST_NAME, OCI, OCI_VERSIONS, PROTECTED, SOURCES, THROUGH_GATEWAY, is_label};
+use super::{
+    BLOB_KIND, BLOB_SINCE, DEPENDENCIES, LONGEST_NAME, OCI, OCI_VERSIONS, PROTECTED, SOURCES, THROUGH_GATEWAY, is_label,
+};
 use crate::config::egress::{Destination, Egress};
 
 /// Characters of a label, of the name of another Kubernetes object, of an address and of a path at most.
@@ -243,7 +245,8 @@ fn seconds_of(text: &str) -> Option<u64> {
     (time != Some("")).then_some(seconds)
 }
 
-/// One source, of the kind that is named. Who knows no source of OCI neither makes one nor keeps it beside another.
+/// One source, of the kind that is named. Who knows no source of OCI, or of Azure's blobs, neither makes one nor keeps it
+/// beside another.
 pub(super) fn source(
     own: &mut Map<String, Value>,
     old: Option<&Map<String, Value>>,
@@ -253,7 +256,10 @@ pub(super) fn source(
     let is_empty = |value: &Value| value.as_object().is_some_and(Map::is_empty);
     own.retain(|name, value| !(is_empty(value) && SOURCES.iter().any(|(_, property)| property == name)));
     let kind_of = |of: &Map<String, Value>| of.get("sourceKind").and_then(Value::as_str).map(str::to_owned);
-    let knows_oci = OCI_VERSIONS.contains(&version);
+    let later = [
+        (OCI, "ociRepository", OCI_VERSIONS.contains(&version), OCI_VERSIONS.join(", ")),
+        (BLOB_KIND, "azureBlob", version >= BLOB_SINCE, format!("{BLOB_SINCE} and later ones")),
+    ];
     let given =
         |own: &Map<String, Value>| SOURCES.iter().filter(|(_, name)| own.contains_key(*name)).collect::<Vec<_>>();
     let kind = match (kind_of(own), given(own).as_slice()) {
@@ -265,12 +271,13 @@ pub(super) fn source(
         }
     };
     own.insert("sourceKind".to_owned(), kind.as_str().into());
-    if !knows_oci && kind != OCI {
-        own.remove("ociRepository");
-    }
-    if !knows_oci && kind == OCI && old.and_then(kind_of).as_deref() != Some(OCI) {
-        let message = format!("The source kind {OCI} needs one of the api-versions {}.", OCI_VERSIONS.join(", "));
-        return fault(faults, "InvalidSource", message, "sourceKind");
+    for (of, property, _, needed) in later.iter().filter(|(_, _, is_known, _)| !is_known) {
+        if kind != *of {
+            own.remove(*property);
+        } else if old.and_then(kind_of).as_deref() != Some(*of) {
+            let message = format!("The source kind {of} needs one of the api-versions {needed}.");
+            return fault(faults, "InvalidSource", message, "sourceKind");
+        }
     }
     for (other, name) in given(own).into_iter().filter(|(other, _)| *other != kind) {
         let message = format!("A configuration has one source: sourceKind is {kind}, and '{name}' is that of {other}.");
@@ -680,6 +687,9 @@ mod tests {
         let oci = json!({"sourceKind": "OCIRepository", "ociRepository": {"url": "u"}});
         assert_eq!(faults(oci.clone(), "2024-11-01").1, ["properties.sourceKind"]);
         assert!(faults(oci, "2024-04-01-preview").1.is_empty());
+        let blob = json!({"sourceKind": "AzureBlob", "azureBlob": {"url": "u"}});
+        assert_eq!(faults(blob.clone(), "2022-03-01").1, ["properties.sourceKind"]);
+        assert!(faults(blob, "2022-07-01").1.is_empty());
         let unseen =
             json!({"sourceKind": "GitRepository", "gitRepository": {"url": "u"}, "ociRepository": {"url": "u"}});
         assert!(faults(unseen.clone(), "2024-11-01").1.is_empty());
