@@ -84,8 +84,10 @@ def refused(step, status, code):
     raise AssertionError(f"{code} is not refused")
 
 
-def source_control(credential):
-    client = SourceControlConfigurationClient(credential, SUBSCRIPTION, **options()).source_control_configurations
+def source_control(credential, version=None):
+    """With the client's own api-version, or another one."""
+    client = SourceControlConfigurationClient(credential, SUBSCRIPTION, api_version=version, **options())
+    client = client.source_control_configurations
     wanted = {
         "repository_url": "https://example.com/shop.git",
         "operator_namespace": "old",
@@ -96,8 +98,8 @@ def source_control(credential):
         "configuration_protected_settings": {"httpsUser": "bWU=", "httpsKey": "Z2VoZWlt"},
         "enable_helm_operator": False,
     }
-    # The class is that of the client's own api-version.
-    model = SourceControlConfigurationClient.models("2023-05-01").SourceControlConfiguration
+    # Without one the client has this api-version.
+    model = SourceControlConfigurationClient.models(version or "2023-05-01").SourceControlConfiguration
     client.create_or_update(*AT, "old", model(**wanted))
     made = client.get(*AT, "old")
     assert (made.provisioning_state, made.compliance_status.compliance_state) == ("Accepted", "Pending"), made
@@ -108,7 +110,7 @@ def source_control(credential):
     assert "--git-exec" in error.message, error
     client.begin_delete(*AT, "old").result()
     assert list(client.list(*AT)) == []
-    held("source control")
+    held(f"source control {version or ''}")
 
 
 def main():
@@ -128,7 +130,16 @@ def main():
     client = KubernetesConfigurationFluxConfigurationsMgmtClient(own, SUBSCRIPTION, **options())
     flux = client.flux_configurations
     # Without an agent the cluster never says that it is done.
-    flux.begin_create_or_update(*AT, "shop", configuration(), polling=False)
+    begun = flux.begin_create_or_update(
+        *AT,
+        "shop",
+        configuration(),
+        polling=False,
+        cls=lambda answer, *_: answer.http_response.headers["Azure-AsyncOperation"],
+    )
+    operation = begun.result().split("?")[0].rsplit("/", 1)[1]
+    status = client.flux_config_operation_status.get(*AT, "shop", operation)
+    assert (status.name, status.status) == (operation, "InProgress"), status
     made = flux.get(*AT, "shop").properties
     assert (made.provisioning_state, made.compliance_state) == ("Creating", "Pending"), made
     assert (made.scope, made.namespace, made.suspend) == ("namespace", "team", False), made
@@ -184,6 +195,7 @@ def main():
     assert [one.name for one in extensions.list(*AT)] == ["flux"]
     held("deleted")
     source_control(own)
+    source_control(own, "2021-03-01")
 
 
 main()

@@ -85,7 +85,7 @@ fn flux_sdk() -> anyhow::Result<()> {
          towline catalogue add web-1.0.0.tgz --catalogue c --type microsoft.flux --train Stable --release-namespace flux-system\n\
          towline catalogue sign --catalogue c --key k\n",
     )?;
-    drive(&desk, "flux-sdk", "azure_flux.py", 6)
+    drive(&desk, "flux-sdk", "azure_flux.py", 7)
 }
 
 /// Runs a program of SDKs against a gateway with the catalogue `c`; it says of `steps` steps that they held.
