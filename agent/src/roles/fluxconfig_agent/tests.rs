@@ -2,7 +2,7 @@
 //! what Flux would.
 
 use std::{
-    collections::VecDeque,
+    collections::{BTreeMap, HashSet, VecDeque},
     sync::{Arc, Mutex},
     time::{Duration, SystemTime},
 };
@@ -11,7 +11,7 @@ use futures_util::future::BoxFuture;
 use http::StatusCode;
 use serde_json::{Value, json};
 use types::agent_api::{
-    Object, ObjectState, ObjectStatus, ObjectStatuses, ObjectStatusesAnswer, Objects, ProtectedQuestion,
+    BODY_BYTES, Object, ObjectState, ObjectStatus, ObjectStatuses, ObjectStatusesAnswer, Objects, ProtectedQuestion,
     ProtectedSettings, encode,
 };
 
@@ -29,6 +29,7 @@ use crate::{
             testing::Map,
         },
     },
+    tunnel::api::{ApiError, Refused},
 };
 
 const CLUSTER: &str = "/subscriptions/s/resourceGroups/g/providers/Microsoft.Kubernetes/connectedClusters/c";
@@ -47,6 +48,9 @@ struct Script {
     git_pages: Mutex<VecDeque<Objects>>,
     told: Mutex<Vec<ObjectStatus>>,
     messages: Mutex<usize>,
+    sizes: Mutex<Vec<usize>>,
+    /// The gateway keeps no protected settings any more.
+    gone: Mutex<bool>,
     again: Mutex<Vec<String>>,
     settings: Mutex<Vec<(String, String)>>,
 }
@@ -72,12 +76,18 @@ impl Gateway for Scripted {
 
     fn protected<'a>(&'a self, _: &'a ProtectedQuestion) -> Asked<'a, ProtectedSettings> {
         let settings = self.0.settings.lock().unwrap().clone();
+        if *self.0.gone.lock().unwrap() {
+            let (code, message) = ("ProtectedSettingsGone".to_owned(), "give them again".to_owned());
+            let refused = ApiError::Refused(Refused { status: 410, code, message, retry_after: None });
+            return Box::pin(async move { Err(refused) });
+        }
         Box::pin(async move { Ok(ProtectedSettings { settings: settings.into_iter().collect() }) })
     }
 
     fn statuses<'a>(&'a self, statuses: &'a ObjectStatuses) -> Asked<'a, ObjectStatusesAnswer> {
         self.0.told.lock().unwrap().extend(statuses.objects.clone());
         *self.0.messages.lock().unwrap() += 1;
+        self.0.sizes.lock().unwrap().push(serde_json::to_vec(statuses).unwrap().len());
         let again = std::mem::take(&mut *self.0.again.lock().unwrap());
         Box::pin(async move { Ok(ObjectStatusesAnswer { unknown: Vec::new(), again }) })
     }
@@ -601,6 +611,78 @@ async fn g3_generated_key_is_that_of_the_process_that_was_first() {
     stage.until("a key", || stage.last().as_ref().and_then(shown).is_some()).await;
     assert_eq!(stage.last().as_ref().and_then(shown), Some(first.public));
     assert_eq!(stage.get(key)["data"], data);
+}
+
+#[tokio::test]
+async fn g8_protected_settings_that_the_gateway_keeps_no_more_fail_at_once() {
+    for kind in [FluxConfigs::TYPE, GitConfigs::TYPE] {
+        let stage = Stage::new();
+        *stage.gateway.0.gone.lock().unwrap() = true;
+        let spec = if kind == FluxConfigs::TYPE { properties("cluster", &["apps"]) } else { old("cluster") };
+        let web = Object { protected: Some("tag".to_owned()), ..object_of(kind, "web", 1, spec) };
+        stage.wants(vec![web.clone()]);
+        stage.until("failed", || stage.told(|one| failed_with(one, "ProtectedSettingsGone"))).await;
+        let error = stage.last().unwrap().error.unwrap();
+        assert!(error.message.contains("give configurationProtectedSettings again"), "{kind}: {}", error.message);
+        assert!(!stage.map.all().keys().any(|path| path.starts_with(SOURCES)), "{kind}");
+        // Given again they come under another tag.
+        *stage.gateway.0.gone.lock().unwrap() = false;
+        stage.wants(vec![Object { protected: Some("next".to_owned()), generation: 2, ..web }]);
+        stage.until("applied", || stage.told(|one| one.state == ObjectState::Succeeded)).await;
+    }
+}
+
+#[tokio::test]
+async fn g6_of_5000_objects_the_one_that_is_new_is_told_alone() {
+    let stage = Stage::new();
+    stage.wants(vec![object("web", 1, properties("cluster", &["apps"]))]);
+    stage.until("made", || stage.has(&format!("{KUSTOMIZATIONS}/web-apps"))).await;
+    stage.pulled("web", "main@sha1:a");
+    let ids: Vec<_> = (0..5000).map(|number| format!("shop_map-{number}__ConfigMap")).collect();
+    let mut inventory: Vec<&str> = ids.iter().map(String::as_str).collect();
+    stage.applied("web-apps", "main@sha1:a", &inventory);
+    let values = |from: usize| {
+        let told = stage.gateway.0.told.lock().unwrap();
+        told[from..].iter().filter_map(|one| Some(one.parts.as_ref()?.values.clone())).collect::<Vec<_>>()
+    };
+    let all_are_told = || {
+        let told: HashSet<_> = values(0).into_iter().flat_map(BTreeMap::into_keys).collect();
+        ids.iter().all(|id| told.contains(id))
+    };
+    let mut settled = None;
+    stage
+        .until("only the new one", || {
+            if settled.is_none() && all_are_told() {
+                settled = Some(stage.gateway.0.told.lock().unwrap().len());
+                inventory.push("shop_new__ConfigMap");
+                stage.applied("web-apps", "main@sha1:a", &inventory);
+            }
+            settled.is_some_and(|from| !values(from).is_empty())
+        })
+        .await;
+    let last = values(settled.unwrap());
+    assert_eq!(last.iter().map(|part| part.keys().collect::<Vec<_>>()).collect::<Vec<_>>(), [["shop_new__ConfigMap"]]);
+    let sizes = stage.gateway.0.sizes.lock().unwrap();
+    assert!(sizes.len() > 2 && sizes.iter().all(|size| *size <= BODY_BYTES), "{sizes:?}");
+    assert!(*sizes.last().unwrap() < 4096, "{sizes:?}");
+}
+
+#[tokio::test]
+async fn g1_who_waits_for_reconciliation_succeeds_when_the_time_is_over_and_sees_that_it_does_not_comply() {
+    let stage = Stage::new();
+    let mut spec = properties("cluster", &["apps"]);
+    spec["waitForReconciliation"] = true.into();
+    spec["reconciliationWaitDuration"] = "PT5M".into();
+    stage.wants(vec![object("web", 1, spec)]);
+    stage.until("made", || stage.has(&format!("{KUSTOMIZATIONS}/web-apps"))).await;
+    stage.says(&format!("{SOURCES}/web"), "False", "GitOperationFailed", json!({}));
+    let waits = |one: &ObjectStatus| one.statuses.iter().any(|line| line.code == "WaitingForReconciliation");
+    stage.until("waits", || stage.told(|one| waits(one) && compliance(one) == Some("Non-Compliant"))).await;
+    assert!(!stage.told(|one| one.state == ObjectState::Succeeded));
+    *stage.clock.0.lock().unwrap() = Duration::from_secs(301);
+    stage.until("the end", || stage.told(|one| one.state == ObjectState::Succeeded)).await;
+    let last = stage.last().unwrap();
+    assert_eq!((compliance(&last), last.error.is_none()), (Some("Non-Compliant"), true), "{last:#?}");
 }
 
 /// A source control configuration with these protected settings.

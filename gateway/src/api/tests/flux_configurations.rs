@@ -419,6 +419,26 @@ async fn g4_oci_is_known_to_the_api_versions_that_have_it() {
 }
 
 #[tokio::test]
+async fn g4_blobs_are_known_from_their_first_api_version_on() {
+    let site = site().await;
+    let blob = json!({"properties": {
+        "sourceKind": "AzureBlob", "azureBlob": {"url": "https://account.example.com", "containerName": "c", "accountKey": "k"},
+    }});
+    let at = |name: &str, version: &str| format!("{}?api-version={version}", id(name));
+    let refused = site.call("owner", "PUT", &at("blob", "2022-03-01"), Some(blob.clone())).await;
+    assert_eq!((refused.status, &refused.body["error"]["target"]), (400, &json!("properties.sourceKind")));
+    for (name, version) in [("one", "2022-07-01"), ("two", "2022-11-01")] {
+        let made = site.call("owner", "PUT", &at(name, version), Some(blob.clone())).await;
+        assert_eq!((made.status, &made.body["properties"]["sourceKind"]), (201, &json!("AzureBlob")), "{}", made.body);
+    }
+    assert!(
+        site.call("owner", "GET", &at("one", "2022-03-01"), None).await.body["properties"].get("azureBlob").is_none()
+    );
+    let made = site.call("owner", "PUT", &at("git", "2022-03-01"), Some(git())).await;
+    assert_eq!(made.status, 201, "{}", made.body);
+}
+
+#[tokio::test]
 async fn g1_write_only_settings_go_to_the_cluster_alone_by_their_names() {
     let site = site().await;
     let blob = json!({"properties": {
