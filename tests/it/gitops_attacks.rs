@@ -317,14 +317,18 @@ impl Redirected {
     }
 }
 
-/// TH44: more than there is room for, which source-controller says of this one, and goes on with the others.
+/// TH44: more than there is room for, which source-controller says of this one, and goes on with the others. The files are
+/// zeros, so that they are large for source-controller alone, and nothing waits for a network or a compression.
 fn attack_th44_repository_that_is_too_large_is_said_and_harms_no_other(gitops: &Gitops) -> anyhow::Result<Attempt> {
     let repository = gitops.server.repository("large")?;
-    let make = format!("head -c {} /dev/urandom >large.bin", 40 * 1024 * 1024);
-    run(Command::new("sh").args(["-c", &make]).current_dir(&repository.work), Duration::from_secs(60))?.ok()?;
+    let sizes = [18_u64, 19, 20];
+    let files = sizes.map(|mib| repository.work.join(format!("{mib}.bin")));
+    for (file, mib) in files.iter().zip(sizes) {
+        std::fs::File::create(file)?.set_len(mib * 1024 * 1024)?;
+    }
     repository.push(&[("apps/web.yaml", Some(&map("large", "hello")))])?;
     // What is left is read for secrets at the end of a run, byte by byte.
-    std::fs::remove_file(repository.work.join("large.bin"))?;
+    files.iter().try_for_each(std::fs::remove_file)?;
     gitops.put("large", &gitops.folders(&repository, TEAM, &["apps"]))?;
     let refusals = vec![("large".to_owned(), "no space left on device")];
     Ok(Attempt { name: "large", refusals })
