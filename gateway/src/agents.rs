@@ -30,11 +30,12 @@ use std::{net::IpAddr, sync::Arc, time::Duration};
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use http::{HeaderName, HeaderValue, Method, StatusCode, header};
-use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
+use http_body_util::{BodyExt, LengthLimitError, Limited};
 use serde::{Serialize, de::DeserializeOwned};
 use types::agent_api::{BODY_BYTES, enrolment_paths, paths};
 
 use crate::{
+    answers::{Body, Live},
     api_error::ApiError,
     aside::aside,
     cluster::{ClusterRef, Named},
@@ -87,29 +88,34 @@ pub struct Visitor {
 pub struct Reply {
     status: StatusCode,
     content_type: &'static str,
-    body: Bytes,
+    body: Body,
 }
 
 impl Reply {
     /// 200 with a JSON document.
     pub fn json(document: &impl Serialize) -> Result<Self, ApiError> {
         let body = serde_json::to_vec(document).map_err(ApiError::internal)?;
-        Ok(Self { status: StatusCode::OK, content_type: "application/json", body: body.into() })
+        Ok(Self::bytes("application/json", body.into()))
     }
 
     /// 200 with these bytes.
     pub fn bytes(content_type: &'static str, body: Bytes) -> Self {
-        Self { status: StatusCode::OK, content_type, body }
+        Self { status: StatusCode::OK, content_type, body: Body::Full(body.into()) }
+    }
+
+    /// 200 with what is read while it is sent.
+    pub fn live(content_type: &'static str, body: Live) -> Self {
+        Self { status: StatusCode::OK, content_type, body: Body::Live(Box::new(body)) }
     }
 
     /// 204 without a body.
     pub fn empty() -> Self {
-        Self { status: StatusCode::NO_CONTENT, content_type: "", body: Bytes::new() }
+        Self { status: StatusCode::NO_CONTENT, content_type: "", body: Body::empty() }
     }
 
     /// The answer in HTTP.
-    fn response(self) -> http::Response<Full<Bytes>> {
-        let mut response = http::Response::new(Full::new(self.body));
+    fn response(self) -> http::Response<Body> {
+        let mut response = http::Response::new(self.body);
         *response.status_mut() = self.status;
         let headers = response.headers_mut();
         if !self.content_type.is_empty() {
@@ -287,7 +293,7 @@ fn busy(what: &str) -> ApiError {
 }
 
 /// What every answer has beside its own headers.
-fn named(mut response: http::Response<Full<Bytes>>, id: types::ids::RequestId) -> http::Response<Full<Bytes>> {
+fn named<B>(mut response: http::Response<B>, id: types::ids::RequestId) -> http::Response<B> {
     const REQUEST_ID: HeaderName = crate::answers::REQUEST_ID;
     if let Ok(id) = HeaderValue::try_from(id.to_string()) {
         response.headers_mut().insert(REQUEST_ID, id);
@@ -296,13 +302,13 @@ fn named(mut response: http::Response<Full<Bytes>>, id: types::ids::RequestId) -
 }
 
 /// Logs why a refusal is ours.
-fn answered(outcome: Result<Reply, ApiError>, path: &str) -> http::Response<Full<Bytes>> {
+fn answered(outcome: Result<Reply, ApiError>, path: &str) -> http::Response<Body> {
     outcome.map(Reply::response).unwrap_or_else(|error| {
         if let Some(why) = &error.log {
             tracing::error!(path, error = why, "an agent's request failed");
         } else {
             tracing::debug!(path, code = error.detail.code, "an agent's request refused");
         }
-        error.response()
+        error.response().map(Body::Full)
     })
 }

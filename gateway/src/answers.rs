@@ -14,10 +14,14 @@ use futures_util::Stream;
 use http::{HeaderName, HeaderValue, Response, header};
 use http_body::{Frame, SizeHint};
 use http_body_util::Full;
+use serde_json::Value;
 
 /// Names the request in every answer, whoever made it, as in logs and audit records. A name of our own: services behind
 /// an apiserver's proxy send `X-Request-Id` themselves, and the apiserver's `Audit-Id` is another id.
 pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-towline-request-id");
+
+/// Bytes of a document, about, that is written where its request is served: a tenth of a millisecond.
+const AT_ONCE_BYTES: usize = 64 * 1024;
 
 /// The body of an answer.
 pub enum Body {
@@ -55,7 +59,7 @@ impl http_body::Body for Body {
     fn size_hint(&self) -> SizeHint {
         match self {
             Self::Full(body) => body.size_hint(),
-            Self::Live(_) => SizeHint::default(),
+            Self::Live(body) => body.length.map_or_else(SizeHint::default, SizeHint::with_exact),
         }
     }
 }
@@ -64,12 +68,19 @@ impl http_body::Body for Body {
 pub struct Live {
     chunks: Pin<Box<dyn Stream<Item = Bytes> + Send>>,
     held: Option<Arc<dyn Any + Send + Sync>>,
+    length: Option<u64>,
 }
 
 impl Live {
     /// Of what is told, in its order.
     pub fn new(chunks: impl Stream<Item = Bytes> + Send + 'static) -> Self {
-        Self { chunks: Box::pin(chunks), held: None }
+        Self { chunks: Box::pin(chunks), held: None, length: None }
+    }
+
+    /// The same of what has so many bytes.
+    #[must_use]
+    pub fn of_length(self, bytes: u64) -> Self {
+        Self { length: Some(bytes), ..self }
     }
 
     /// Keeps `what` until the body is dropped: a connection that is held is not taken for idle.
@@ -84,13 +95,32 @@ impl Live {
 }
 
 /// A JSON document.
-pub fn json(value: &serde_json::Value) -> Response<Body> {
+pub fn json(value: &Value) -> Response<Body> {
     document(value).map(Body::Full)
 }
 
 /// The same, its body known to be whole.
-pub fn document(value: &serde_json::Value) -> Response<Full<Bytes>> {
+pub fn document(value: &Value) -> Response<Full<Bytes>> {
     written(value.to_string())
+}
+
+/// Whether a document is so short that it may be written where its request is served. Looks at no more of it than that.
+pub fn is_short(value: &Value) -> bool {
+    /// What is left of `room` behind this.
+    fn left(value: &Value, room: usize) -> Option<usize> {
+        /// A comma, quotes, a number.
+        const EACH: usize = 8;
+        let room = room.checked_sub(EACH)?;
+        match value {
+            Value::String(text) => room.checked_sub(text.len()),
+            Value::Array(list) => list.iter().try_fold(room, |room, value| left(value, room)),
+            Value::Object(object) => {
+                object.iter().try_fold(room, |room, (name, value)| left(value, room.checked_sub(name.len() + EACH)?))
+            }
+            Value::Null | Value::Bool(_) | Value::Number(_) => Some(room),
+        }
+    }
+    left(value, AT_ONCE_BYTES).is_some()
 }
 
 /// The same of one that is written already.
@@ -99,4 +129,20 @@ pub fn written(document: impl Into<Bytes>) -> Response<Full<Bytes>> {
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
     response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
     response
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn document_is_long_by_its_texts_and_by_its_number_of_values() {
+        assert!(is_short(&json!({"value": [{"a": "b"}, null, 1, true]})));
+        assert!(!is_short(&json!({"value": "a".repeat(AT_ONCE_BYTES)})));
+        assert!(!is_short(&json!({"a".repeat(AT_ONCE_BYTES): 1})));
+        assert!(!is_short(&json!(vec![0; AT_ONCE_BYTES / 8])));
+        assert!(!is_short(&json!([["a".repeat(AT_ONCE_BYTES / 2)], ["b".repeat(AT_ONCE_BYTES / 2)]])));
+    }
 }

@@ -9,8 +9,9 @@ use std::{
     collections::HashMap,
     fs::File,
     io::{self, Read},
+    os::unix::fs::FileExt,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, PoisonError, Weak},
+    sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -23,22 +24,34 @@ use ::catalogue::{
 };
 use arc_swap::ArcSwap;
 use bytes::Bytes;
-use tokio::{
-    runtime::Handle,
-    sync::{OwnedSemaphorePermit, Semaphore},
+use futures_util::stream;
+use tokio::{runtime::Handle, sync::Semaphore};
+use types::{
+    agent_api::{CHART_BYTES, CatalogueIndex, encode},
+    ids::ClusterId,
 };
-use types::agent_api::{CHART_BYTES, CatalogueIndex, encode};
 
-use crate::files::Stamp;
+use crate::{
+    answers::Live,
+    files::Stamp,
+    places::{Held as Place, Shares},
+};
 
 /// Pause between two looks at the folder at least.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
-/// Different charts in memory at once; clusters that fetch the same one share it.
-pub const CHARTS: usize = 8;
+/// Charts that are sent at once. The clusters of a subscription have a share of those that are free.
+pub const CHARTS: u32 = 1024;
 /// Charts that one cluster fetches at once.
 pub const CHARTS_OF_CLUSTER: usize = 2;
-/// How long a chart waits for its place in memory.
+/// Bytes of a chart that is being sent which are in memory. The rest is read when these have been taken, so that who
+/// reads slowly holds a place, and neither a file nor a chart.
+const CHUNK: usize = 64 * 1024;
+/// Files that are read at once.
+const READS: usize = 8;
+/// How long a chart waits for its place,
 const PLACE_WAIT: Duration = Duration::from_secs(20);
+/// and how often it looks whether there is one.
+const PLACE_LOOK: Duration = Duration::from_millis(100);
 
 /// Why a catalogue cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -86,8 +99,8 @@ pub enum ChartError {
     /// The index names no such chart.
     #[error("no chart of the catalogue has this digest")]
     Unknown,
-    /// [`CHARTS`] others are being sent, and stay so.
-    #[error("{CHARTS} charts are being sent, the limit")]
+    /// As many are being sent as the subscription's share of [`CHARTS`], and stay so.
+    #[error("as many charts are being sent as the subscription's share of {CHARTS}")]
     Busy,
     /// [`CHARTS_OF_CLUSTER`] are being sent to this cluster.
     #[error("{CHARTS_OF_CLUSTER} charts are being sent to this cluster, the limit")]
@@ -163,8 +176,10 @@ pub struct Catalogue {
     held: ArcSwap<Held>,
     /// When the folder was looked at last.
     looked: Mutex<Instant>,
-    charts: tokio::sync::Mutex<HashMap<Sha256, Weak<Chart>>>,
-    places: Arc<Semaphore>,
+    /// Charts whose files were compared with their digests, as they were then; no others than the index names.
+    compared: tokio::sync::Mutex<HashMap<Sha256, Stamp>>,
+    places: Shares,
+    reads: Arc<Semaphore>,
     fetching: Fetching,
 }
 
@@ -175,8 +190,9 @@ impl Catalogue {
             folder,
             held: ArcSwap::from_pointee(Held { stamps: None, edition: None }),
             looked: Mutex::new(Instant::now()),
-            charts: tokio::sync::Mutex::default(),
-            places: Arc::new(Semaphore::new(CHARTS)),
+            compared: tokio::sync::Mutex::default(),
+            places: Shares::new(CHARTS),
+            reads: Arc::new(Semaphore::new(READS)),
             fetching: Fetching::default(),
         };
         this.look();
@@ -248,38 +264,111 @@ impl Catalogue {
         self.held.store(Arc::new(Held { stamps, edition }));
     }
 
-    /// A chart's archive for a cluster, by its digest. The file is read by a thread of its own and compared with the
-    /// digest.
+    /// A chart's archive for a cluster, by its digest. The file is read while it is sent, by threads of their own. The
+    /// first time it is compared with the digest before; one that is changed while it is sent breaks off.
     ///
     /// # Errors
     /// Why it is not handed out.
-    pub async fn chart(&self, cluster: &str, digest: Sha256) -> Result<Bytes, ChartError> {
+    pub async fn chart(&self, cluster: &ClusterId, digest: Sha256) -> Result<Live, ChartError> {
         let edition = self.held.load().edition.clone().ok_or(ChartError::Unknown)?;
-        let reference = edition.charts.get(&digest).ok_or(ChartError::Unknown)?.clone();
-        let turn = Turn::of(&self.fetching, cluster).ok_or(ChartError::BusyCluster)?;
-        let held = self.charts.lock().await.get(&digest).and_then(Weak::upgrade);
-        let place = match held {
-            Some(_) => None,
-            None => Some(tokio::time::timeout(PLACE_WAIT, Arc::clone(&self.places).acquire_owned()).await),
+        let reference = edition.charts.get(&digest).ok_or(ChartError::Unknown)?;
+        let turn = Turn::of(&self.fetching, cluster.as_str()).ok_or(ChartError::BusyCluster)?;
+        let place = self.place(cluster.subscription()).await.ok_or(ChartError::Busy)?;
+        let path = self.folder.join(CHART_FOLDER).join(&reference.file);
+        let stamp = match self.stamp(&edition, &path, digest).await {
+            Ok(stamp) => stamp,
+            Err(reason) => return Err(ChartError::File { path, reason }),
         };
-        // Held while the file is read: all others who want the same chart then share it.
-        let mut charts = self.charts.lock().await;
-        let chart = match held.or_else(|| charts.get(&digest).and_then(Weak::upgrade)) {
-            Some(chart) => chart,
-            None => {
-                let place = place.and_then(Result::ok).and_then(Result::ok).ok_or(ChartError::Busy)?;
-                let path = self.folder.join(CHART_FOLDER).join(&reference.file);
-                let file = path.clone();
-                let read = tokio::task::spawn_blocking(move || read_chart(&file, digest)).await;
-                let bytes = read.unwrap_or_else(|error| Err(error.to_string()));
-                let bytes = bytes.map_err(|reason| ChartError::File { path, reason })?;
-                let chart = Arc::new(Chart { bytes, _place: place });
-                charts.retain(|_, other| other.strong_count() > 0);
-                charts.insert(digest, Arc::downgrade(&chart));
-                chart
+        let length = stamp.length();
+        let sending = Sending { reads: Arc::clone(&self.reads), path, stamp, sent: 0, _held: (turn, place) };
+        let chunks = stream::unfold(sending, |mut sending| async move { Some((sending.next().await?, sending)) });
+        Ok(Live::new(chunks).of_length(length))
+    }
+
+    /// Waits for a place of a subscription, a bounded time.
+    async fn place(&self, subscription: &str) -> Option<Place> {
+        let taken = async {
+            loop {
+                if let Some(place) = self.places.take(subscription) {
+                    return place;
+                }
+                tokio::time::sleep(PLACE_LOOK).await;
             }
         };
-        Ok(Bytes::from_owner(Sent { chart, _turn: turn }))
+        tokio::time::timeout(PLACE_WAIT, taken).await.ok()
+    }
+
+    /// Which version of a chart's file it is that has this digest.
+    async fn stamp(&self, edition: &Edition, path: &Path, digest: Sha256) -> Result<Stamp, String> {
+        // Held while a file is read: all others who want the same chart then know.
+        let mut compared = self.compared.lock().await;
+        let known = compared.get(&digest).copied();
+        let file = path.to_owned();
+        let look = move || {
+            let stamp = Stamp::of(&file).map_err(|error| format!("cannot be served: {}", daemon::chain(&error)))?;
+            if known != Some(stamp) {
+                read_chart(&file, digest)?;
+            }
+            Ok(stamp)
+        };
+        let stamp = read_by_thread(&self.reads, look).await?;
+        compared.retain(|digest, _| edition.charts.contains_key(digest));
+        compared.insert(digest, stamp);
+        Ok(stamp)
+    }
+}
+
+/// Waits for a turn and reads on a thread of its own.
+async fn read_by_thread<T: Send + 'static>(
+    reads: &Arc<Semaphore>,
+    read: impl FnOnce() -> Result<T, String> + Send + 'static,
+) -> Result<T, String> {
+    // Never closed: an error would let it begin without a turn.
+    let turn = Arc::clone(reads).acquire_owned().await.ok();
+    let reading = tokio::task::spawn_blocking(move || {
+        let _turn = turn;
+        read()
+    });
+    reading.await.unwrap_or_else(|error| Err(error.to_string()))
+}
+
+/// A chart that is being sent.
+struct Sending {
+    reads: Arc<Semaphore>,
+    path: PathBuf,
+    stamp: Stamp,
+    sent: u64,
+    _held: (Turn, Place),
+}
+
+impl Sending {
+    /// The next bytes; none at its end, and where it cannot be read on. Who reads it compares it with the digest.
+    async fn next(&mut self) -> Option<Bytes> {
+        let (path, stamp, sent) = (self.path.clone(), self.stamp, self.sent);
+        let left = usize::try_from(stamp.length() - sent).unwrap_or(CHUNK).min(CHUNK);
+        if left == 0 {
+            return None;
+        }
+        let read = move || {
+            let file = File::open(&path).map_err(|error| error.to_string())?;
+            let is_same = Stamp::of_open(&file).is_ok_and(|now| now == stamp);
+            let mut bytes = vec![0; left];
+            match file.read_exact_at(&mut bytes, sent) {
+                Ok(()) if is_same => Ok(bytes),
+                Ok(()) => Err("it was replaced".to_owned()),
+                Err(error) => Err(error.to_string()),
+            }
+        };
+        match read_by_thread(&self.reads, read).await {
+            Ok(bytes) => {
+                self.sent += left as u64;
+                Some(bytes.into())
+            }
+            Err(why) => {
+                tracing::warn!(path = %self.path.display(), why, "a chart of the catalogue cannot be sent to its end");
+                None
+            }
+        }
     }
 }
 
@@ -315,27 +404,10 @@ impl Drop for Turn {
     }
 }
 
-/// A chart in memory.
-struct Chart {
-    bytes: Vec<u8>,
-    _place: OwnedSemaphorePermit,
-}
-
-/// Keeps a chart in memory until it has been sent.
-struct Sent {
-    chart: Arc<Chart>,
-    _turn: Turn,
-}
-
-impl AsRef<[u8]> for Sent {
-    fn as_ref(&self) -> &[u8] {
-        &self.chart.bytes
-    }
-}
-
-fn read_chart(path: &Path, digest: Sha256) -> Result<Vec<u8>, String> {
+/// Compares a chart's file with its digest.
+fn read_chart(path: &Path, digest: Sha256) -> Result<(), String> {
     let bytes = read(path, CHART_BYTES).map_err(|error| format!("cannot be served: {}", daemon::chain(&error)))?;
-    if Sha256::of(&bytes) == digest { Ok(bytes) } else { Err("is not the one that the index names".to_owned()) }
+    if Sha256::of(&bytes) == digest { Ok(()) } else { Err("is not the one that the index names".to_owned()) }
 }
 
 /// A whole file, unless it has more bytes than that.
@@ -419,27 +491,67 @@ pub(crate) mod tests {
         assert!(why(folder.path()).contains("index.sig has more than"));
     }
 
+    fn cluster_of(subscription: u32, name: u32) -> ClusterId {
+        let id = format!(
+            "/subscriptions/00000000-0000-0000-0000-{subscription:012}/resourceGroups/g/providers/Microsoft.Kubernetes/connectedClusters/c{name}"
+        );
+        id.parse().unwrap()
+    }
+
+    async fn sent(chart: Live) -> Vec<u8> {
+        let body = crate::answers::Body::Live(Box::new(chart));
+        http_body_util::BodyExt::collect(body).await.unwrap().to_bytes().to_vec()
+    }
+
     #[tokio::test]
-    async fn chart_is_shared_and_only_one_of_the_index_is_read() {
+    async fn chart_of_the_index_is_read_while_it_is_sent_and_no_other_one() {
         let folder = tempfile::tempdir().unwrap();
-        make(folder.path(), &[("1.0.0", &["Stable"]), ("1.1.0", &["Stable"])], |_| {});
+        make(folder.path(), &[("1.0.0", &["Stable"]), ("1.1.0", &["Stable"])], |index| {
+            let large = vec![7; 3 * CHUNK + 1];
+            fs::write(folder.path().join(CHART_FOLDER).join("web-1.0.0.tgz"), &large).unwrap();
+            let release = index.types[0].versions.iter_mut().find(|one| one.chart.file == "web-1.0.0.tgz").unwrap();
+            release.chart.sha256 = Sha256::of(&large);
+        });
         let catalogue = Catalogue::open(folder.path().to_owned());
         let file = folder.path().join(CHART_FOLDER).join("web-1.0.0.tgz");
         let content = fs::read(&file).unwrap();
-        let first = catalogue.chart("/c", Sha256::of(&content)).await.unwrap();
-        assert_eq!(first, content);
-        fs::write(&file, "another").unwrap();
-        let again = catalogue.chart("/c", Sha256::of(&content)).await.unwrap();
+        let digest = Sha256::of(&content);
+        let (c, d) = (cluster_of(1, 1), cluster_of(1, 2));
+        let first = catalogue.chart(&c, digest).await.unwrap();
+        let second = catalogue.chart(&c, digest).await.unwrap();
         // A cluster that does not take what it asked for keeps no other from its charts.
-        let refused = catalogue.chart("/c", Sha256::of(&content)).await.unwrap_err();
+        let refused = catalogue.chart(&c, digest).await.err().unwrap();
         assert!(matches!(refused, ChartError::BusyCluster), "{refused}");
-        drop(catalogue.chart("/d", Sha256::of(&content)).await.unwrap());
-        assert_eq!(again.as_ptr(), first.as_ptr(), "not read again while somebody has it");
-        assert_eq!(catalogue.places.available_permits(), CHARTS - 1);
-        drop((first, again));
-        assert_eq!(catalogue.places.available_permits(), CHARTS);
-        let refused = catalogue.chart("/c", Sha256::of(&content)).await.unwrap_err();
+        assert_eq!(sent(catalogue.chart(&d, digest).await.unwrap()).await, content);
+        assert_eq!(sent(first).await, content);
+        assert_eq!(catalogue.places.taken(), 1);
+        fs::write(&file, "another").unwrap();
+        assert_eq!(sent(second).await, b"", "nothing of another file is sent");
+        assert_eq!((catalogue.places.taken(), catalogue.fetching.lock().unwrap().len()), (0, 0));
+        let refused = catalogue.chart(&c, digest).await.err().unwrap();
         assert!(matches!(refused, ChartError::File { .. }), "{refused}");
-        assert!(matches!(catalogue.chart("/c", Sha256::of(b"x")).await, Err(ChartError::Unknown)));
+        assert!(matches!(catalogue.chart(&c, Sha256::of(b"x")).await, Err(ChartError::Unknown)));
+    }
+
+    /// Four clusters that read slowly had all places, and no other one got a chart.
+    #[tokio::test(start_paused = true)]
+    async fn e2_clusters_that_do_not_read_their_charts_keep_no_subscription_from_its_own() {
+        let folder = tempfile::tempdir().unwrap();
+        make(folder.path(), &[("1.0.0", &["Stable"])], |_| {});
+        let catalogue = Catalogue::open(folder.path().to_owned());
+        let content = fs::read(folder.path().join(CHART_FOLDER).join("web-1.0.0.tgz")).unwrap();
+        let digest = Sha256::of(&content);
+        let mut held = Vec::new();
+        for subscription in 0..8 {
+            for name in 0.. {
+                match catalogue.chart(&cluster_of(subscription, name), digest).await {
+                    Ok(chart) => held.push(chart),
+                    Err(ChartError::Busy) => break,
+                    Err(other) => panic!("{other}"),
+                }
+            }
+        }
+        assert!(held.len() > CHARTS as usize / 2 && held.len() < CHARTS as usize, "{}", held.len());
+        assert_eq!(sent(catalogue.chart(&cluster_of(8, 0), digest).await.unwrap()).await, content);
     }
 }

@@ -190,8 +190,26 @@ impl Stamp {
     /// # Errors
     /// When there is none, or it may not be looked at.
     pub fn of(path: &Path) -> Result<Self, FileError> {
-        let data = fs::metadata(path).map_err(FileError::io("read", path))?;
-        Ok(Self { inode: data.ino(), length: data.len(), seconds: data.mtime(), nanoseconds: data.mtime_nsec() })
+        fs::metadata(path).map(|data| Self::from(&data)).map_err(FileError::io("read", path))
+    }
+
+    /// Of an open file.
+    ///
+    /// # Errors
+    /// When it may not be looked at.
+    pub fn of_open(file: &File) -> io::Result<Self> {
+        file.metadata().map(|data| Self::from(&data))
+    }
+
+    /// The file's bytes.
+    pub fn length(&self) -> u64 {
+        self.length
+    }
+}
+
+impl From<&fs::Metadata> for Stamp {
+    fn from(data: &fs::Metadata) -> Self {
+        Self { inode: data.ino(), length: data.len(), seconds: data.mtime(), nanoseconds: data.mtime_nsec() }
     }
 }
 

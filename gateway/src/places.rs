@@ -1,11 +1,12 @@
 //! Places of one kind, such as connections or forms that are being read: bounded in all, by address and by network, so
-//! that no few addresses take them all.
+//! that no few addresses take them all. What agents take is bounded by subscription instead ([`Shares`]).
 
 use std::{
+    collections::HashMap,
     hash::Hash,
     net::IpAddr,
     sync::{
-        Arc,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicU32, Ordering},
     },
 };
@@ -85,4 +86,83 @@ fn leave<K: Hash + Eq>(map: &DashMap<K, u32>, key: &K) {
         *count -= 1;
     }
     map.remove_if(key, |_, count| *count == 0);
+}
+
+/// Places of one kind, of which each subscription has a share of those that are free ([`share`]): a subscription that
+/// has none gets one, however many others fill theirs. Clones share the places.
+#[derive(Clone)]
+pub struct Shares {
+    limit: u32,
+    taken: Arc<Mutex<Taken>>,
+}
+
+/// Places that are taken, in all and by subscription; a subscription that has none is forgotten.
+#[derive(Default)]
+struct Taken {
+    all: u32,
+    of: HashMap<String, u32>,
+}
+
+/// A place of a subscription; dropping it gives it back.
+pub struct Held {
+    of: Shares,
+    subscription: String,
+}
+
+impl Shares {
+    /// So many places.
+    pub fn new(limit: u32) -> Self {
+        Self { limit, taken: Arc::default() }
+    }
+
+    /// A place; `None`: this subscription has its share of those that are free.
+    pub fn take(&self, subscription: &str) -> Option<Held> {
+        let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        let own = taken.of.get(subscription).copied().unwrap_or_default();
+        if taken.all >= self.limit || own >= share(self.limit, taken.all, 1) {
+            return None;
+        }
+        taken.all += 1;
+        *taken.of.entry(subscription.to_owned()).or_default() += 1;
+        drop(taken);
+        Some(Held { of: self.clone(), subscription: subscription.to_owned() })
+    }
+
+    /// How many places are taken.
+    pub fn taken(&self) -> u32 {
+        self.taken.lock().unwrap_or_else(PoisonError::into_inner).all
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        let mut taken = self.of.taken.lock().unwrap_or_else(PoisonError::into_inner);
+        taken.all -= 1;
+        match taken.of.get_mut(&self.subscription) {
+            Some(count) if *count > 1 => *count -= 1,
+            _ => drop(taken.of.remove(&self.subscription)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Look-ups that a resolver does not answer keep their places, and one subscription had all of them.
+    #[test]
+    fn n1_places_of_some_subscriptions_leave_some_to_another_one() {
+        let places = Shares::new(256);
+        let mut held = Vec::new();
+        for subscription in 0..16 {
+            let own: Vec<_> = std::iter::from_fn(|| places.take(&subscription.to_string())).collect();
+            assert!((1..=32).contains(&own.len()), "{subscription} has {}", own.len());
+            held.extend(own);
+        }
+        assert!(places.take("0").is_none());
+        let newcomer = places.take("another").unwrap();
+        assert_eq!(places.taken() as usize, held.len() + 1);
+        drop((held, newcomer));
+        assert_eq!((places.taken(), places.taken.lock().unwrap().of.len()), (0, 0));
+    }
 }

@@ -28,18 +28,18 @@ pub async fn chart(call: &Call, agent: &Agent) -> Result<Reply, ApiError> {
         let message = format!("The query parameter 'sha256' is not valid: {error}.");
         ApiError::bad_request("InvalidQueryParameterValue", message).at("sha256")
     })?;
-    let bytes = catalogue.chart(agent.cluster.id.as_str(), digest).await.map_err(|error| match error {
+    let chart = catalogue.chart(&agent.cluster.id, digest).await.map_err(|error| match error {
         ChartError::Unknown => {
             let message = format!(
                 "The catalogue of this gateway names no chart with the digest {digest}; ask for the index again."
             );
             ApiError::of(StatusCode::NOT_FOUND, "ChartNotFound", message)
         }
-        ChartError::Busy => busy(&format!("{CHARTS} charts")),
+        ChartError::Busy => busy(&format!("As many charts as this subscription's share of {CHARTS}")),
         ChartError::BusyCluster => busy(&format!("{CHARTS_OF_CLUSTER} charts of this cluster")),
         ChartError::File { .. } => ApiError::internal(error),
     })?;
-    Ok(Reply::bytes("application/gzip", bytes))
+    Ok(Reply::live("application/gzip", chart))
 }
 
 fn catalogue(call: &Call) -> Result<&Arc<Catalogue>, ApiError> {

@@ -23,7 +23,7 @@ use daemon::{TaskGroup, chain, tcp};
 use http::{Method, StatusCode};
 use tokio::{
     net::TcpStream,
-    sync::{Semaphore, oneshot},
+    sync::oneshot,
     time::{Instant, sleep, timeout},
 };
 use tunnel::{
@@ -42,14 +42,15 @@ use crate::{
     core::Core,
     fleet::{registry::LiveTunnel, ways_out::WayOut},
     metrics::OpenGuard,
+    places::{Held, Shares},
     rate::Rate,
     resources::flux_configuration,
 };
 
 /// Names that are being looked up at once. The system's resolver cannot be interrupted: a look-up has its place until it
 /// ends, which may be long after its connection was given up. Each holds a thread of those that files are read by too.
-const LOOK_UPS: usize = 64;
-static LOOKING: LazyLock<Arc<Semaphore>> = LazyLock::new(|| Arc::new(Semaphore::new(LOOK_UPS)));
+const LOOK_UPS: u32 = 256;
+static LOOKING: LazyLock<Shares> = LazyLock::new(|| Shares::new(LOOK_UPS));
 /// How often one cluster may ask. A fetch takes a few connections, and begins no more often than each second.
 const RATE: Rate = Rate::new(60, 2.0);
 /// How often it may ask for one of its configurations.
@@ -364,7 +365,8 @@ async fn dial(core: &Core, to: &Destination, place: &Arc<WayOut>) -> Result<TcpS
     let unreachable =
         |error: tcp::ConnectError| ("unreachable", bad_gateway(format!("The gateway cannot reach {to}: {error}.")));
     let (host, port) = (to.host.clone(), to.port);
-    let looked_up = looking(&core.tasks, &LOOKING, Arc::clone(place), async move { tcp::look_up(&host, port).await });
+    let own = LOOKING.take(place.subscription());
+    let looked_up = looking(&core.tasks, own, Arc::clone(place), async move { tcp::look_up(&host, port).await });
     let mut addresses = looked_up.await?.map_err(unreachable)?;
     let egress = Arc::clone(&core.snapshots.load().egress);
     addresses.retain(|address| may_dial(&egress, address));
@@ -376,15 +378,17 @@ async fn dial(core: &Core, to: &Destination, place: &Arc<WayOut>) -> Result<TcpS
     Ok(socket)
 }
 
-/// Waits [`STEP`] for a look-up, which keeps its places until it really ends.
+/// Waits [`STEP`] for a look-up, which keeps its places until it really ends: `own`, if it got one, and `place`.
 async fn looking<T: Send + 'static>(
     tasks: &TaskGroup,
-    places: &Arc<Semaphore>,
+    own: Option<Held>,
     place: impl Send + 'static,
     look_up: impl Future<Output = T> + Send + 'static,
 ) -> Result<T, Refusal> {
-    let own = Arc::clone(places).try_acquire_owned();
-    let own = own.map_err(|_| ("limit", Box::new(busy(&format!("{LOOK_UPS} look-ups of names")))))?;
+    let own = own.ok_or_else(|| {
+        let what = format!("As many look-ups of names as this subscription's share of {LOOK_UPS}");
+        ("limit", Box::new(busy(&what)))
+    })?;
     let (tell, told) = oneshot::channel();
     tasks.spawn("look-up", async move {
         let _ = tell.send(look_up.await);
@@ -466,16 +470,18 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn n1_a_look_up_that_hangs_keeps_its_place_until_it_ends() {
-        let (tasks, places, owner) = (TaskGroup::new("test"), Arc::new(Semaphore::new(1)), Arc::new(()));
+        let (tasks, places, owner) = (TaskGroup::new("test"), Shares::new(1), Arc::new(()));
         let (end, ended) = oneshot::channel::<()>();
-        let hangs = looking(&tasks, &places, Arc::clone(&owner), async move { ended.await.is_ok() });
+        let hangs = looking(&tasks, places.take("s"), Arc::clone(&owner), async move { ended.await.is_ok() });
         assert_eq!(hangs.await.unwrap_err().0, "unreachable");
         assert_eq!(Arc::strong_count(&owner), 2, "the place of its connection is not free yet");
-        let refused = looking(&tasks, &places, Arc::clone(&owner), async {}).await.unwrap_err();
+        let refused = looking(&tasks, places.take("s"), Arc::clone(&owner), async {}).await.unwrap_err();
         assert_eq!((refused.0, refused.1.detail.code.as_str()), ("limit", "TooManyRequests"));
         end.send(()).unwrap();
-        drop(places.acquire().await.unwrap());
-        looking(&tasks, &places, Arc::clone(&owner), async {}).await.unwrap();
+        while places.taken() > 0 {
+            tokio::task::yield_now().await;
+        }
+        looking(&tasks, places.take("s"), Arc::clone(&owner), async {}).await.unwrap();
     }
 
     #[test]

@@ -5,13 +5,13 @@ use std::{net::IpAddr, sync::Arc};
 
 use bytes::Bytes;
 use http::{Request, Response};
-use http_body_util::Full;
 use rustls::pki_types::CertificateDer;
 use types::agent_api::{ENROLMENT_PREFIX, enrolment_paths};
 
 use super::{Call, OF_VISITORS, Reply, Visitor, answered, busy, find, in_time, query, whole};
 use crate::{
-    admission::limit::ENROLMENTS_PER_ADDRESS, api_error::ApiError, audit::Record, control::Control, core::Core,
+    admission::limit::ENROLMENTS_PER_ADDRESS, answers::Body, api_error::ApiError, audit::Record, control::Control,
+    core::Core,
 };
 
 /// Answers one request of somebody at an address, who showed these certificates. Never fails: every outcome is an
@@ -22,7 +22,7 @@ pub async fn serve<B>(
     from: (IpAddr, &[CertificateDer<'static>]),
     request: Request<B>,
     record: &mut Record,
-) -> Response<Full<Bytes>>
+) -> Response<Body>
 where
     B: http_body::Body<Data = Bytes>,
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,

@@ -6,16 +6,18 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
+use daemon::shares::share;
 use types::ids::{ClusterId, ClusterKey};
 
 /// Connections of one configuration at once: a source has one or two while it is fetched.
 pub const OF_CONFIGURATION: usize = 8;
 /// Connections of one cluster at once.
 pub const OF_CLUSTER: usize = 32;
-/// Connections of all clusters of one subscription at once.
-pub const OF_SUBSCRIPTION: usize = 512;
-/// Connections of all clusters at once.
-pub const OF_ALL: usize = 1024;
+/// Connections of all clusters at once. Those of one subscription have a share of what is free of them, and so there is
+/// a place for one that has none, however many others fill theirs.
+pub const OF_ALL: usize = 4096;
+/// Connections that a subscription may have where that is more than its share.
+const LEAST_OF_SUBSCRIPTION: u32 = 1;
 
 /// Places of connections. Clones share them.
 #[derive(Clone, Default)]
@@ -47,10 +49,12 @@ impl WaysOut {
         let mut taken = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let subscription = cluster.subscription().to_owned();
         let owner = (key, configuration.to_owned());
+        let counted = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
+        let own = share(counted(OF_ALL), counted(taken.all), LEAST_OF_SUBSCRIPTION) as usize;
         let limits = [
             (taken.configurations.get(&owner), OF_CONFIGURATION, "this configuration"),
             (taken.clusters.get(&key), OF_CLUSTER, "this cluster"),
-            (taken.subscriptions.get(&subscription), OF_SUBSCRIPTION, "this subscription"),
+            (taken.subscriptions.get(&subscription), own, "this subscription, its share of those that are free"),
             (Some(&taken.all), OF_ALL, "all clusters"),
         ];
         if let Some((_, limit, whose)) = limits.iter().find(|(open, limit, _)| open.is_some_and(|open| open >= limit)) {
@@ -66,16 +70,25 @@ impl WaysOut {
     }
 }
 
+impl WayOut {
+    /// The subscription whose place it is.
+    pub fn subscription(&self) -> &str {
+        &self.subscription
+    }
+}
+
+/// One less of what is counted by a key; who has none is forgotten.
+fn less<K: std::hash::Hash + Eq>(counts: &mut HashMap<K, usize>, key: &K) {
+    if let Some(count) = counts.get_mut(key) {
+        *count -= 1;
+        if *count == 0 {
+            counts.remove(key);
+        }
+    }
+}
+
 impl Drop for WayOut {
     fn drop(&mut self) {
-        fn less<K: std::hash::Hash + Eq>(counts: &mut HashMap<K, usize>, key: &K) {
-            if let Some(count) = counts.get_mut(key) {
-                *count -= 1;
-                if *count == 0 {
-                    counts.remove(key);
-                }
-            }
-        }
         let mut taken = self.of.0.lock().unwrap_or_else(PoisonError::into_inner);
         taken.all -= 1;
         less(&mut taken.subscriptions, &self.subscription);
@@ -110,21 +123,34 @@ mod tests {
         assert_eq!(take(1, 0, "e").err().as_deref(), Some("32 connections of this cluster"));
         // The same name in another cluster is another configuration.
         held.extend(
-            (1..16)
+            (1..4)
                 .flat_map(|name| (0..OF_CLUSTER).map(move |number| (name, number / OF_CONFIGURATION)))
                 .map(|(name, configuration)| take(1, name, &configuration.to_string()).unwrap()),
         );
-        assert_eq!(held.len(), OF_SUBSCRIPTION);
-        assert_eq!(take(1, 16, "a").err().as_deref(), Some("512 connections of this subscription"));
-        held.extend((0..OF_SUBSCRIPTION).map(|number| take(2, number / 32, &(number % 32 / 8).to_string()).unwrap()));
-        assert_eq!(take(3, 0, "a").err().as_deref(), Some("1024 connections of all clusters"));
-        drop(held.pop());
-        drop(take(3, 0, "a").unwrap());
         drop(held);
         let taken = places.0.lock().unwrap();
         assert_eq!(
             (taken.all, taken.subscriptions.len(), taken.clusters.len(), taken.configurations.len()),
             (0, 0, 0, 0)
         );
+    }
+
+    /// Two subscriptions took all places, and a third one got none.
+    #[test]
+    fn n1_subscription_that_has_no_place_gets_one_however_much_others_take() {
+        let places = WaysOut::default();
+        let take = |subscription: u32, number: usize| {
+            let cluster = cluster(subscription, number / OF_CLUSTER);
+            places.take(&cluster, cluster.key(), &(number % OF_CLUSTER / OF_CONFIGURATION).to_string())
+        };
+        let mut held = Vec::new();
+        for subscription in 1..=100 {
+            let own: Vec<_> = (0..OF_ALL).map_while(|number| take(subscription, number).ok()).collect();
+            assert!(!own.is_empty() && own.len() < OF_ALL / 8, "{subscription} has {}", own.len());
+            held.extend(own);
+        }
+        let refused = take(1, OF_ALL).err().unwrap();
+        assert!(refused.contains("this subscription"), "{refused}");
+        drop(take(101, 0).unwrap());
     }
 }

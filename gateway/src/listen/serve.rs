@@ -201,7 +201,7 @@ async fn serve_agents(
 ) -> Result<Response<Body>, Refusal> {
     let Some(control) = &core.control else { return Err(Refusal::new(Stage::Address, Kind::NotFound)) };
     let from = (connection.peer.ip(), &*connection.certificates);
-    Ok(agents::listener::serve(core, control, from, http, record).await.map(Body::Full))
+    Ok(agents::listener::serve(core, control, from, http, record).await.map(Body::from))
 }
 
 async fn serve_issuer(
