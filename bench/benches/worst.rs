@@ -23,13 +23,15 @@ use certs::{AgentRequest, Authority, Peer, PeerError, Validity};
 use criterion::{Criterion, criterion_group, criterion_main};
 use gateway::{
     api::{body, route},
-    resources::{kind, schema},
+    resources::{fleet_assignment, kind, schema},
+    store::resources::Stored,
 };
 use http::Method;
 use rcgen::{
     BasicConstraints, CertificateParams, CertifiedIssuer, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa,
     KeyPair, KeyUsagePurpose, SanType,
 };
+use serde_json::{Value, json};
 use types::ids::ClusterId;
 
 const CLUSTER: &str = "/subscriptions/s/resourceGroups/g/providers/Microsoft.Kubernetes/connectedClusters/c";
@@ -159,6 +161,82 @@ fn bodies(c: &mut Criterion) {
     group.bench_function("a check of 1,000 objects with faults", |b| {
         b.iter(|| schema::check(roles.schema(), black_box(many)).is_ok());
     });
+    for (what, kind_name, body) in longest() {
+        let kind = kind(kind_name).expect("a kind");
+        let text = body.to_string();
+        assert!((LONG - 40 * 1024..=LONG).contains(&text.len()), "{what}: {}", text.len());
+        group.bench_function(
+            format!("{what} of {} bytes, read and checked, on a thread of its own", text.len()),
+            |b| {
+                b.iter(|| {
+                    let body = body::parse(black_box(text.as_bytes())).expect("an object");
+                    schema::check(kind.schema(), &body).expect("a valid one")
+                });
+            },
+        );
+    }
+    group.finish();
+}
+
+/// Valid bodies of almost 256 KiB, of as many values as fit.
+fn longest() -> [(&'static str, &'static str, Value); 3] {
+    const EXTENSIONS: &str = "Microsoft.KubernetesConfiguration/extensions";
+    const FLUX: &str = "Microsoft.KubernetesConfiguration/fluxConfigurations";
+    let extension = |room: usize| {
+        let each = "a".repeat(room / 1000 - 16);
+        let settings: serde_json::Map<_, _> = (100_000..101_000).map(|n| (n.to_string(), json!(each))).collect();
+        json!({"extensionType": "example.web", "configurationSettings": settings})
+    };
+    let flux = |room: usize| {
+        let each: serde_json::Map<_, _> = (0..room / 1200).map(|n| (format!("v{n:04}"), json!(""))).collect();
+        let one = json!({"path": "./a", "prune": true, "postBuild": {"substitute": each}});
+        let kustomizations: serde_json::Map<_, _> = (10..110).map(|n| (format!("k{n}"), one.clone())).collect();
+        json!({
+            "sourceKind": "GitRepository", "namespace": "flux",
+            "gitRepository": {"url": "https://example.com/a", "repositoryRef": {"branch": "main"}},
+            "kustomizations": kustomizations,
+        })
+    };
+    let names: serde_json::Map<_, _> = (10..60).map(|n| (format!("{n}{}", "a".repeat(510)), json!("b"))).collect();
+    let template = json!({"type": FLUX, "name": "web", "properties": flux(LONG - 40 * 1024)});
+    let fleet = json!({"properties": {"selector": {"tags": names}, "template": template}});
+    [
+        ("an extension", EXTENSIONS, json!({"properties": extension(LONG - 4 * 1024)})),
+        ("a flux configuration", FLUX, json!({"properties": flux(LONG - 12 * 1024)})),
+        ("a fleet assignment", "Towline.Fleet/assignments", fleet),
+    ]
+}
+
+/// A selector of 50 tags beside 1,000 clusters of 50 tags each, all of names that are alike but for their ends: a few
+/// clusters at a time.
+fn selectors(c: &mut Criterion) {
+    let tags: serde_json::Map<_, _> = (0..50).map(|n| (format!("{}{n}", "Ä".repeat(250)), json!("b"))).collect();
+    let wanted: serde_json::Map<_, _> = tags.iter().map(|(name, _)| (name.to_lowercase(), json!("b"))).collect();
+    let body = json!({
+        "fleet": {"template": 1, "resumed": 0},
+        "properties": {
+            "selector": {"tags": wanted},
+            "template": {"type": "Microsoft.KubernetesConfiguration/extensions", "name": "web", "properties": {}},
+        },
+    });
+    let id = "/subscriptions/s/resourceGroups/g/providers/Towline.Fleet/assignments/all".to_owned();
+    let stored = Stored {
+        key: id.to_lowercase(),
+        kind: "towline.fleet/assignments".to_owned(),
+        parent: String::new(),
+        id,
+        revision: 1,
+        body,
+        protected: None,
+    };
+    let assignment = fleet_assignment::Assignment::of(&stored).expect("an assignment");
+    let tags = Value::Object(tags);
+    assert!(assignment.selects(CLUSTER, Some(&tags)));
+    let mut group = c.benchmark_group("worst selector");
+    group.sample_size(20);
+    group.bench_function("50 tags of 512 bytes beside 4 clusters of 50, then others have their turn", |b| {
+        b.iter(|| (0..4).all(|_| assignment.selects(CLUSTER, black_box(Some(&tags)))));
+    });
     group.finish();
 }
 
@@ -234,5 +312,5 @@ fn certificates(c: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(worst, decisions, texts, bodies, documents, certificates);
+criterion_group!(worst, decisions, texts, bodies, selectors, documents, certificates);
 criterion_main!(worst);

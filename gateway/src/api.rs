@@ -48,6 +48,7 @@ use self::route::Route;
 use crate::{
     answers::{self, Body},
     api_error::ApiError,
+    aside::aside,
     audit::Record,
     control::{Control, confirming},
     hop::Hops,
@@ -404,6 +405,17 @@ pub fn json(status: StatusCode, value: &Value) -> Response<Body> {
     let mut response = answers::json(value);
     *response.status_mut() = status;
     response
+}
+
+/// The same of a document of any length: a long one is written on a thread of its own.
+pub async fn long_json(status: StatusCode, value: Value) -> Result<Response<Body>, ApiError> {
+    if answers::is_short(&value) {
+        return Ok(json(status, &value));
+    }
+    let written = aside(move || value.to_string()).await.map_err(ApiError::internal)?;
+    let mut response = answers::written(written).map(Body::Full);
+    *response.status_mut() = status;
+    Ok(response)
 }
 
 /// An answer without a body.

@@ -56,6 +56,8 @@ const REST: Duration = Duration::from_secs(2);
 const SOON_MS: i64 = 15_000;
 /// Writes that are under way at once.
 const AT_ONCE: usize = 16;
+/// Clusters whose place in the order is found before other work has its turn.
+const MEMBERS_A_TURN: usize = 256;
 /// Clusters that an assignment names as failed at most; the list of clusters has all.
 const NAMED: usize = 100;
 /// Characters of a message that is kept.
@@ -362,9 +364,15 @@ impl Rollouts {
         if assignment.paused || noted.paused.is_some() {
             return;
         }
-        let mut waiting: Vec<usize> = (0..fleet.members.len())
-            .filter(|place| fleet.members[*place].state == State::Waiting && fleet.members[*place].is_ready)
-            .collect();
+        let mut waiting = Vec::new();
+        for (place, member) in fleet.members.iter().enumerate() {
+            if place % MEMBERS_A_TURN == MEMBERS_A_TURN - 1 {
+                tokio::task::yield_now().await;
+            }
+            if member.state == State::Waiting && member.is_ready {
+                waiting.push((order(&member.key), place));
+            }
+        }
         if room == 0 || waiting.is_empty() {
             return;
         }
@@ -381,8 +389,8 @@ impl Rollouts {
             return;
         };
         let until = Instant::now() + self.turn;
-        waiting.sort_by_cached_key(|place| order(&fleet.members[*place].key));
-        let mut waiting = waiting.into_iter().peekable();
+        waiting.sort_unstable();
+        let mut waiting = waiting.into_iter().map(|(_, place)| place).peekable();
         while room > 0 && waiting.peek().is_some() {
             // No more at once than may fail without a pause.
             let some = room.min(AT_ONCE).min(noted.left(fleet, assignment).saturating_add(1));

@@ -28,13 +28,26 @@ where
     B: http_body::Body<Data = Bytes>,
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
+    read_as(call, body, |object| object).await
+}
+
+/// The same, and what `then` makes of it: of a long one on the thread where it is read.
+pub async fn read_as<B, T: Send + 'static>(
+    call: &Call<'_>,
+    body: B,
+    then: impl FnOnce(Map<String, Value>) -> T + Send + 'static,
+) -> Result<T, ApiError>
+where
+    B: http_body::Body<Data = Bytes>,
+    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
     json_in(call.headers)?;
     let _turn = call.control.bodies.take(call.caller.object_id()).await?;
     let bytes = bytes(body).await?;
     if bytes.len() <= AT_ONCE_BYTES {
-        return parse(&bytes);
+        return parse(&bytes).map(then);
     }
-    aside(move || parse(&bytes)).await.map_err(ApiError::internal)?
+    aside(move || parse(&bytes).map(then)).await.map_err(ApiError::internal)?
 }
 
 /// Goes on only if the headers announce JSON as it is.

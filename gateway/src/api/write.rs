@@ -4,9 +4,9 @@ use bytes::Bytes;
 use http::{Response, StatusCode, header};
 use serde_json::{Map, Value, json};
 use tokio::sync::MutexGuard;
-use types::api::ResourceId;
+use types::api::{ErrorDetail, ResourceId};
 
-use super::{Call, body, empty, json, operations, read};
+use super::{Call, body, empty, json, long_json, operations, read};
 use crate::{
     answers::Body,
     api_error::ApiError,
@@ -92,7 +92,7 @@ where
     let (kind, version) = writable(call, id)?;
     kind.check_name(id.name())?;
     call.authorize(&format!("{}/write", read::operations_of(kind)), id)?;
-    let checked = schema::check(kind.schema(), &sent(call, id, body).await?)?;
+    let checked = sent(call, id, body, move |raw| schema::check(kind.schema(), raw)).await?;
     registrations::check(call.control, kind, id).await?;
     change(call, kind, version, id, &Change::Replace(checked)).await
 }
@@ -110,7 +110,7 @@ where
         );
     };
     call.authorize(&format!("{}/write", read::operations_of(kind)), id)?;
-    let checked = schema::check_part(part, &sent(call, id, body).await?)?;
+    let checked = sent(call, id, body, move |raw| schema::check_part(part, raw)).await?;
     change(call, kind, version, id, &Change::Merge(checked)).await
 }
 
@@ -156,16 +156,24 @@ fn of_newest(call: &Call<'_>, id: &ResourceId) -> Result<(&'static dyn Kind, &'s
     Ok((kind, kind.api_versions().last().copied().unwrap_or_default()))
 }
 
-/// What a client wrote, without what every resource has.
-async fn sent<B>(call: &Call<'_>, id: &ResourceId, body: B) -> Result<Map<String, Value>, ApiError>
+/// What a client wrote, without what every resource has, and as `check` takes it. A long one is checked where it is read.
+async fn sent<B>(
+    call: &Call<'_>,
+    id: &ResourceId,
+    body: B,
+    check: impl FnOnce(&Map<String, Value>) -> Result<Map<String, Value>, ErrorDetail> + Send + 'static,
+) -> Result<Map<String, Value>, ApiError>
 where
     B: http_body::Body<Data = Bytes>,
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
-    let mut raw = body::read(call, body).await?;
+    let checked = body::read_as(call, body, |mut raw| {
+        ENVELOPE.iter().for_each(|name| drop(raw.remove(*name)));
+        check(&raw)
+    });
+    let checked = checked.await?;
     read::in_subscription(call, id)?;
-    ENVELOPE.iter().for_each(|name| drop(raw.remove(*name)));
-    Ok(raw)
+    Ok(checked?)
 }
 
 fn writable(call: &Call<'_>, id: &ResourceId) -> Result<(&'static dyn Kind, &'static str), ApiError> {
@@ -772,5 +780,5 @@ where
         control: call.control,
         now_ms: call.now_ms,
     };
-    Ok(json(StatusCode::OK, &kind.act(&acting).await?))
+    long_json(StatusCode::OK, kind.act(&acting).await?).await
 }

@@ -8,7 +8,7 @@
 
 pub mod members;
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use futures_util::future::BoxFuture;
 use http::StatusCode;
@@ -25,6 +25,7 @@ use super::{
 };
 use crate::{
     api_error::ApiError,
+    aside::aside,
     control::Control,
     identity::Caller,
     resources::filter,
@@ -184,16 +185,16 @@ impl Assignment {
     }
 
     /// Whether it is for a cluster of this key with these tags. Names of tags are compared without case, as in Azure
-    /// Resource Manager.
-    fn selects(&self, cluster: &str, tags: Option<&Value>) -> bool {
+    /// Resource Manager; each is folded once, for both sides choose how many there are.
+    pub fn selects(&self, cluster: &str, tags: Option<&Value>) -> bool {
         if self.clusters.as_ref().is_some_and(|clusters| !clusters.contains(cluster)) {
             return false;
         }
-        let tags = tags.and_then(Value::as_object);
-        self.tags.iter().all(|(name, value)| {
-            let mut found = tags.into_iter().flatten().filter(|(known, _)| known.to_lowercase() == *name);
-            found.any(|(_, known)| known == value)
-        })
+        let mut known: HashMap<String, Vec<&str>> = HashMap::new();
+        for (name, value) in tags.and_then(Value::as_object).into_iter().flatten() {
+            known.entry(name.to_lowercase()).or_default().extend(value.as_str());
+        }
+        self.tags.iter().all(|(name, value)| known.get(name).is_some_and(|known| known.contains(&value.as_str())))
     }
 
     /// How many of so many clusters may be unfinished at one time: one at least, or nothing would ever happen.
@@ -453,9 +454,12 @@ impl Kind for FleetAssignments {
             let told = acting.control.store.told(&acting.resource.key).await?;
             let refused = members::refused(told.as_ref(), &assignment, acting.now_ms);
             let mut fleet = members::look(acting.control, &assignment, &refused).await?;
-            fleet.members.retain(|member| wanted.is_none_or(|wanted| member.state == wanted));
-            fleet.members.sort_by(|one, other| one.key.cmp(&other.key));
-            Ok(json!({"value": fleet.members.iter().map(members::Member::shown).collect::<Vec<_>>()}))
+            let shown = aside(move || {
+                fleet.members.retain(|member| wanted.is_none_or(|wanted| member.state == wanted));
+                fleet.members.sort_by(|one, other| one.key.cmp(&other.key));
+                json!({"value": fleet.members.iter().map(members::Member::shown).collect::<Vec<_>>()})
+            });
+            shown.await.map_err(ApiError::internal)
         })
     }
 }
@@ -600,5 +604,40 @@ pub fn protected(stored: &Stored, control: &Control) -> Result<Option<Map<String
     match control.unseal(&stored.key, sealed) {
         Some(Value::Object(kept)) => Ok(Some(kept)),
         _ => Err("protected settings cannot be read; is [api].store_key_file the same?".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of_tags(tags: &Value) -> Assignment {
+        let id = format!("/subscriptions/s/resourceGroups/g/providers/{NAME}/all");
+        let stored = Stored {
+            key: fold(&id),
+            kind: fold(NAME),
+            parent: String::new(),
+            id,
+            revision: 1,
+            body: json!({MEMBER: {"template": 1, "resumed": 0}, "properties": {
+                "selector": {"tags": tags},
+                "template": {"type": extension::NAME, "name": "web", "properties": {}},
+            }}),
+            protected: None,
+        };
+        Assignment::of(&stored).unwrap()
+    }
+
+    #[test]
+    fn g13_names_of_tags_are_the_same_in_any_case_and_their_values_are_not() {
+        let assignment = of_tags(&json!({"Ring": "one", "STRASSE": "a"}));
+        let selects = |tags: Value| assignment.selects("c", Some(&tags));
+        assert!(selects(json!({"rING": "one", "strasse": "a", "more": "b"})));
+        assert!(selects(json!({"ring": "two", "RING": "one", "strasse": "a"})), "any of those that are alike");
+        for other in [json!({"ring": "One", "strasse": "a"}), json!({"ring": "one"}), json!({"ring": 1}), json!({})] {
+            assert!(!selects(other.clone()), "{other}");
+        }
+        assert!(!assignment.selects("c", None));
+        assert!(of_tags(&json!({})).selects("c", None));
     }
 }

@@ -251,7 +251,8 @@ pub async fn look(control: &Control, assignment: &Assignment, refused: &Refusals
     for (key, places) in &others {
         let Some(other) = control.store.get(key).await? else { continue };
         let selects = Assignment::of(&other).filter(|_| !other.is_deleting());
-        for place in places {
+        for (n, place) in places.iter().enumerate() {
+            give_way(n).await;
             let member = &mut fleet.members[*place];
             // It is about to take it away, and then the name is free.
             if selects.as_ref().is_none_or(|other| !other.selects(&member.key, member.tags.as_ref())) {
@@ -261,7 +262,8 @@ pub async fn look(control: &Control, assignment: &Assignment, refused: &Refusals
     }
     let keys: Vec<String> = made.keys().cloned().collect();
     let told = control.store.told_of(&keys).await?;
-    for (key, (cluster, generation)) in &made {
+    for (n, (key, (cluster, generation))) in made.iter().enumerate() {
+        give_way(n).await;
         let told = told.get(key).filter(|told| told.generation >= *generation);
         if let (Some(place), Some(told)) = (places.get(cluster), told) {
             let member = &mut fleet.members[*place];
@@ -280,7 +282,13 @@ pub async fn look(control: &Control, assignment: &Assignment, refused: &Refusals
             (member.state, member.why) = (State::Failed, Some(("TimedOut".to_owned(), message)));
         }
     }
-    for member in fleet.members.iter_mut().filter(|member| member.state == State::Waiting) {
+    for (n, member) in fleet.members.iter_mut().enumerate() {
+        give_way(n).await;
+        // Nobody looks at them any more, and to forget those of all at once takes long.
+        member.tags = None;
+        if member.state != State::Waiting {
+            continue;
+        }
         if let Some(refusal) = refused.get(&member.key) {
             (member.state, member.why) = (State::Failed, Some(refusal.why.clone()));
         }
@@ -343,13 +351,24 @@ fn judge(member: &mut Member, told: &Told, complies: bool) {
     }
 }
 
+/// Lets other requests have their turn, of many pieces of work behind every few.
+async fn give_way(piece: usize) {
+    const A_TURN: usize = 4;
+    if piece % A_TURN == A_TURN - 1 {
+        tokio::task::yield_now().await;
+    }
+}
+
 /// Goes through all of a kind in a scope, a page at a time.
 async fn each(control: &Control, kind: &str, scope: &str, mut see: impl FnMut(Stored)) -> Result<(), StoreError> {
     let (kind, mut after) = (kind.to_ascii_lowercase(), String::new());
     loop {
         let page = control.store.page(&kind, scope, &after, PAGE_ROWS).await?;
         let last = page.last().filter(|_| page.len() == PAGE_ROWS as usize).map(|last| last.key.clone());
-        page.into_iter().for_each(&mut see);
+        for (n, row) in page.into_iter().enumerate() {
+            see(row);
+            give_way(n).await;
+        }
         match last {
             Some(last) => after = last,
             None => return Ok(()),
