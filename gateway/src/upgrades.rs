@@ -8,7 +8,11 @@
 
 pub mod plan;
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+    time::Duration,
+};
 
 use daemon::Shutdown;
 use futures_util::future::join_all;
@@ -18,6 +22,7 @@ use types::ids::ClusterId;
 
 use self::plan::{Change, Member, Phase, Plan, Said};
 use crate::{
+    aside::aside,
     cluster::upgrade::{self, Noted, TYPE},
     connectivity::Status,
     control::Control,
@@ -147,9 +152,17 @@ async fn planned(control: &Control) -> Result<Planned, String> {
             break;
         }
     }
-    let index = control.catalogue();
-    let kind = index.as_ref().and_then(|index| index.types.iter().find(|kind| kind.name == TYPE));
-    let plan = plan::plan(&members, kind, &control.settings.upgrades, &said, now_ms);
+    let (index, settings, so_far) = (control.catalogue(), control.settings.upgrades.clone(), said.clone());
+    // All clusters of all tenants in one piece.
+    let planning = aside(move || {
+        let kind = index.as_ref().and_then(|index| index.types.iter().find(|kind| kind.name == TYPE));
+        let plan = plan::plan(&members, kind, &settings, &so_far, now_ms);
+        let changed: HashSet<&str> =
+            plan.changes.iter().chain(plan.tried_again()).map(|one| one.key.as_str()).collect();
+        all.retain(|key, _| changed.contains(key.as_str()));
+        (plan, all)
+    });
+    let (plan, all) = planning.await.map_err(|error| error.to_string())?;
     Ok((plan, all, said))
 }
 

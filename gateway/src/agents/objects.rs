@@ -7,7 +7,7 @@ use std::time::Duration;
 use types::agent_api::{ObjectStatuses, ObjectStatusesAnswer, Objects};
 
 use super::{Agent, Call, Reply, desired::wanted};
-use crate::{api_error::ApiError, control::objects::unknown_object};
+use crate::{api_error::ApiError, aside::aside, control::objects::unknown_object};
 
 /// How long an answer waits for news. The agent allows a minute.
 const PATIENCE: Duration = Duration::from_secs(55);
@@ -24,7 +24,10 @@ pub async fn follow(call: &Call, agent: &Agent) -> Result<Reply, ApiError> {
         let page = page(call, agent, after).await?;
         let is_news = after.is_none() || page.whole || page.more || !page.objects.is_empty();
         if is_news || tokio::time::Instant::now() >= until {
-            return Reply::json(&page);
+            if page.objects.is_empty() {
+                return Reply::json(&page);
+            }
+            return aside(move || Reply::json(&page)).await.map_err(ApiError::internal)?;
         }
         let _ = tokio::time::timeout_at(until, changes.changed()).await;
     }

@@ -11,10 +11,11 @@ use http::{Response, StatusCode};
 use serde_json::{Map, Value, json};
 use types::api::{InvalidId, ResourceId};
 
-use super::{Call, json, read};
+use super::{Call, read};
 use crate::{
-    answers::Body,
+    answers::{self, Body},
     api_error::ApiError,
+    aside::aside,
     resources::{self, connected_cluster},
     store::agents::Agent,
 };
@@ -82,23 +83,21 @@ pub async fn serve(call: &Call<'_>, question: &Question) -> Result<Response<Body
         Some(catalogue) => catalogue.newest().await,
         None => None,
     };
-    let offered = Offered {
-        index: edition.as_deref().map(|edition| edition.index.as_ref()),
-        cluster: known.cluster(),
-        base: match &question.location {
-            Some(location) => {
-                format!("{}/providers/{}", scope.as_str(), NAME.replace('/', &format!("/locations/{location}/")))
-            }
-            None => format!("{}/providers/{NAME}", scope.as_str()),
-        },
+    let base = match &question.location {
+        Some(location) => {
+            format!("{}/providers/{}", scope.as_str(), NAME.replace('/', &format!("/locations/{location}/")))
+        }
+        None => format!("{}/providers/{NAME}", scope.as_str()),
     };
-    let answer = match &question.which {
-        Which::Types => json!({"value": offered.types(&filters)}),
-        Which::Type(name) => offered.shown(offered.of_name(name)?),
-        Which::Versions(name) => json!({"value": offered.versions(offered.of_name(name)?, &filters)?}),
-        Which::Version(name, version) => offered.version(offered.of_name(name)?, version)?,
-    };
-    Ok(json(StatusCode::OK, &answer))
+    let which = question.which.clone();
+    // A catalogue has up to 4 MiB, and what is asked for may be in none of its releases.
+    let written = aside(move || {
+        let index = edition.as_deref().map(|edition| edition.index.as_ref());
+        let offered = Offered { index, cluster: known.cluster(), base };
+        offered.answer(&which, &filters).map(|answer| answer.to_string())
+    });
+    let written = written.await.map_err(ApiError::internal)??;
+    Ok(answers::written(written).map(Body::Full))
 }
 
 /// The api-version, one of ours.
@@ -149,18 +148,18 @@ async fn facts(call: &Call<'_>, id: &ResourceId) -> Result<Facts, ApiError> {
 }
 
 /// The query's filters.
-struct Filters<'a> {
-    publisher: Option<&'a str>,
+struct Filters {
+    publisher: Option<String>,
     /// Whether a marketplace plan is asked for, which no type of a catalogue has.
     plan: bool,
-    train: Option<&'a str>,
-    cluster_type: Option<&'a str>,
+    train: Option<String>,
+    cluster_type: Option<String>,
     major: Option<u64>,
     show_latest: bool,
 }
 
-impl<'a> Filters<'a> {
-    fn of(call: &'a Call<'_>) -> Result<Self, ApiError> {
+impl Filters {
+    fn of(call: &Call<'_>) -> Result<Self, ApiError> {
         let text = |name: &str| Ok::<_, ApiError>(call.parameter(name)?.filter(|text| !text.is_empty()));
         let wrong = |name: &str, must: &str| {
             let message = format!("The query parameter '{name}' must be {must}.");
@@ -174,10 +173,10 @@ impl<'a> Filters<'a> {
             Some(_) => return Err(wrong("showLatest", "true or false")),
         };
         Ok(Self {
-            publisher: text("publisherId")?,
+            publisher: text("publisherId")?.map(str::to_owned),
             plan: text("offerId")?.is_some() || text("planId")?.is_some(),
-            train: text("releaseTrain")?,
-            cluster_type: text("clusterType")?,
+            train: text("releaseTrain")?.map(str::to_owned),
+            cluster_type: text("clusterType")?.map(str::to_owned),
             major: major.map_err(|_| wrong("majorVersion", "a whole number, such as 1"))?,
             show_latest,
         })
@@ -185,11 +184,12 @@ impl<'a> Filters<'a> {
 
     /// Whether clusters of the wanted type are those that extensions are for here.
     fn is_here(&self) -> bool {
-        self.cluster_type.is_none_or(|wanted| wanted.eq_ignore_ascii_case(CLUSTER_TYPE))
+        self.cluster_type.as_ref().is_none_or(|wanted| wanted.eq_ignore_ascii_case(CLUSTER_TYPE))
     }
 
     fn takes(&self, kind: &ExtensionType) -> bool {
-        !self.plan && self.is_here() && self.publisher.is_none_or(|wanted| wanted.eq_ignore_ascii_case(&kind.publisher))
+        let is_of = |wanted: &String| wanted.eq_ignore_ascii_case(&kind.publisher);
+        !self.plan && self.is_here() && self.publisher.as_ref().is_none_or(is_of)
     }
 }
 
@@ -202,11 +202,22 @@ struct Offered<'a> {
 }
 
 impl Offered<'_> {
-    fn types(&self, filters: &Filters<'_>) -> Vec<Value> {
+    fn answer(&self, which: &Which, filters: &Filters) -> Result<Value, ApiError> {
+        Ok(match which {
+            Which::Types => json!({"value": self.types(filters)}),
+            Which::Type(name) => self.shown(self.of_name(name)?),
+            Which::Versions(name) => json!({"value": self.versions(self.of_name(name)?, filters)?}),
+            Which::Version(name, version) => self.version(self.of_name(name)?, version)?,
+        })
+    }
+
+    fn types(&self, filters: &Filters) -> Vec<Value> {
         let all = self.index.iter().flat_map(|index| &index.types);
         let works = |kind: &&ExtensionType| {
             let mut releases = kind.versions.iter();
-            releases.any(|one| filters.train.is_none_or(|train| one.is_in(train)) && one.fits(&self.cluster).is_ok())
+            releases.any(|one| {
+                filters.train.as_deref().is_none_or(|train| one.is_in(train)) && one.fits(&self.cluster).is_ok()
+            })
         };
         all.filter(|kind| filters.takes(kind)).filter(works).map(|kind| self.shown(kind)).collect()
     }
@@ -266,11 +277,11 @@ impl Offered<'_> {
         })
     }
 
-    fn versions(&self, kind: &ExtensionType, filters: &Filters<'_>) -> Result<Vec<Value>, ApiError> {
+    fn versions(&self, kind: &ExtensionType, filters: &Filters) -> Result<Vec<Value>, ApiError> {
         if !filters.is_here() {
             return Ok(Vec::new());
         }
-        let (train, major, show_latest) = (filters.train, filters.major, filters.show_latest);
+        let (train, major, show_latest) = (filters.train.as_deref(), filters.major, filters.show_latest);
         let filter = Filter { train, major, show_latest, cluster: self.cluster };
         let found = choice::list(kind, &filter).map_err(|error| {
             let message = format!("The extension type '{}': {error}.", kind.name);

@@ -24,6 +24,8 @@ use crate::{api_error::ApiError, random};
 pub const LIFE_MS: i64 = 120_000;
 /// Enrolments of one cluster within that time.
 const OF_ONE_CLUSTER: usize = 32;
+/// Between two looks at those of all clusters at least.
+const SWEEP_EVERY_MS: i64 = 1000;
 /// Challenges that are remembered at most, for each of two such times, because they were tried by addresses that ask
 /// too often.
 const TRIED_MAX: usize = 100_000;
@@ -35,8 +37,29 @@ pub struct Challenges {
     /// Older ones are not taken: a process with SQLite does not know which were used before it started.
     since_ms: i64,
     /// By cluster; only those who proved possession of a cluster's key are in it.
-    used: Mutex<HashMap<ClusterKey, VecDeque<Fresh>>>,
+    used: Mutex<Used>,
     tried: Mutex<Tried>,
+}
+
+#[derive(Default)]
+struct Used {
+    of: HashMap<ClusterKey, VecDeque<Fresh>>,
+    swept_ms: i64,
+}
+
+impl Used {
+    /// Forgets challenges that have ended: of all clusters now and then, for there may be as many as clusters that
+    /// enrol at once, each of which would look at all others.
+    fn sweep(&mut self, now_ms: i64) {
+        if (0..SWEEP_EVERY_MS).contains(&(now_ms - self.swept_ms)) {
+            return;
+        }
+        self.swept_ms = now_ms;
+        self.of.retain(|_, of_one| {
+            of_one.retain(|one| one.ends_ms > now_ms);
+            !of_one.is_empty()
+        });
+    }
 }
 
 /// Nonces of challenges that were tried, in vain or not; each is remembered for at least as long as a challenge is
@@ -126,11 +149,9 @@ impl Challenges {
     /// The same, as far as is known here.
     fn consume(&self, cluster: &ClusterKey, fresh: Fresh, now_ms: i64) -> Result<bool, ApiError> {
         let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
-        used.retain(|_, of_one| {
-            of_one.retain(|one| one.ends_ms > now_ms);
-            !of_one.is_empty()
-        });
-        let of_one = used.entry(*cluster).or_default();
+        used.sweep(now_ms);
+        let of_one = used.of.entry(*cluster).or_default();
+        of_one.retain(|one| one.ends_ms > now_ms);
         if of_one.iter().any(|one| one.nonce == fresh.nonce) {
             return Ok(false);
         }
@@ -166,10 +187,15 @@ mod tests {
     fn r6_a_challenge_is_used_once_and_forgotten_when_it_has_ended() {
         let challenges = Challenges::since(0);
         let (a, b) = (key("a"), key("b"));
-        assert!(challenges.consume(&a, fresh("x", 10), 0).unwrap());
-        assert!(!challenges.consume(&a, fresh("x", 10), 9).unwrap());
-        assert!(challenges.consume(&b, fresh("y", 20), 10).unwrap());
-        assert_eq!(challenges.used.lock().unwrap().len(), 1);
+        let second = SWEEP_EVERY_MS;
+        assert!(challenges.consume(&a, fresh("x", second), second).unwrap());
+        assert!(challenges.consume(&a, fresh("x", 3 * second), second).unwrap(), "the one that has ended is forgotten");
+        assert!(!challenges.consume(&a, fresh("x", 3 * second), 3 * second - 1).unwrap());
+        let known = || challenges.used.lock().unwrap().of.len();
+        assert!(challenges.consume(&b, fresh("y", 9 * second), 3 * second).unwrap());
+        assert_eq!(known(), 2, "of others it is forgotten within a second");
+        assert!(challenges.consume(&b, fresh("z", 9 * second), 4 * second).unwrap());
+        assert_eq!(known(), 1);
     }
 
     #[test]

@@ -25,6 +25,7 @@ use types::{
 use super::Control;
 use crate::{
     api_error::ApiError,
+    aside::aside,
     managed::{self, FINISHED, Managed},
     object::Object,
     store::{
@@ -35,7 +36,7 @@ use crate::{
         resources::Stored,
         statuses::Told,
     },
-    stored::{properties, properties_mut},
+    stored::properties_mut,
 };
 
 /// How long protected settings are kept, milliseconds: 48 hours (E6) without what passes until it is looked for.
@@ -259,19 +260,11 @@ impl Control {
         all.position = upto.unwrap_or_else(|| after.unwrap_or_default());
         changes.retain(|change| change.revision() <= all.position);
         changes.sort_by_key(Change::revision);
-        let (mut bytes, mut last) = (0, None);
-        for change in changes {
-            let (object, revision) = (wanted(&change), change.revision());
-            bytes += object.spec.as_ref().map_or(0, |spec| spec.to_string().len()) + object.id.len();
-            if bytes > OBJECTS_BYTES / 2 && last.is_some_and(|last| last < revision) {
-                all.position = last.unwrap_or_default();
-                all.more = true;
-                break;
-            }
-            last = Some(revision);
-            all.objects.push(object);
+        if changes.is_empty() {
+            return Ok(all);
         }
-        Ok(all)
+        // Each has up to 256 KiB, which are copied and measured.
+        aside(move || put_together(all, changes)).await.map_err(ApiError::internal)
     }
 
     /// The object of an id, if it is one of this cluster.
@@ -456,10 +449,28 @@ fn settings_at(place: &str, value: &Value) -> Vec<(String, String)> {
     }
 }
 
-fn wanted(change: &Change) -> Wanted {
-    let gone = |key: &str, kind: &str| Wanted {
-        id: key.to_owned(),
-        kind: kind.to_owned(),
+/// Puts changes, in their order, into an answer of as many as fit.
+fn put_together(mut all: Objects, changes: Vec<Change>) -> Objects {
+    let (mut bytes, mut last) = (0, None);
+    for change in changes {
+        let revision = change.revision();
+        let object = wanted(change);
+        bytes += object.spec.as_ref().map_or(0, |spec| spec.to_string().len()) + object.id.len();
+        if bytes > OBJECTS_BYTES / 2 && last.is_some_and(|last| last < revision) {
+            all.position = last.unwrap_or_default();
+            all.more = true;
+            break;
+        }
+        last = Some(revision);
+        all.objects.push(object);
+    }
+    all
+}
+
+fn wanted(change: Change) -> Wanted {
+    let gone = |id: String, kind: String| Wanted {
+        id,
+        kind,
         generation: 0,
         spec: None,
         deleting: false,
@@ -467,22 +478,24 @@ fn wanted(change: &Change) -> Wanted {
         operation: None,
         principal_id: None,
     };
-    let stored = match change {
+    let mut stored = match change {
         Change::Put(stored) => stored,
         Change::Deleted { key, kind, .. } => return gone(key, kind),
     };
     let Object { generation, operation, protected, deleting } = Object::of(&stored.body);
-    let mut spec = stored.body.as_object().and_then(properties).cloned().unwrap_or_default();
-    spec.remove("provisioningState");
     let principal_id = stored.body.get("identity").and_then(|identity| identity.get("principalId")?.as_str());
+    let principal_id = principal_id.map(str::to_owned);
+    let spec = stored.body.as_object_mut().map(|body| std::mem::take(properties_mut(body)));
+    let mut spec = spec.unwrap_or_default();
+    spec.remove("provisioningState");
     Wanted {
         generation,
         operation,
         protected,
         spec: Some(Value::Object(spec)),
         deleting,
-        principal_id: principal_id.map(str::to_owned),
-        ..gone(&stored.id, &stored.kind)
+        principal_id,
+        ..gone(stored.id, stored.kind)
     }
 }
 
