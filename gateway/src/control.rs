@@ -123,6 +123,8 @@ pub struct Control {
     pub store: Store,
     /// Whose bodies are read now.
     pub bodies: Turns,
+    /// Whose lists other replicas are asked for.
+    pub lists: Turns,
     /// Challenges of clusters that ask for certificates.
     pub challenges: Challenges,
     /// News of events, and who listens to them.
@@ -169,7 +171,8 @@ impl Control {
         let control = Self {
             settings,
             catalogue,
-            bodies: Turns::default(),
+            bodies: Turns::of_bodies(),
+            lists: Turns::of_lists(),
             // With PostgreSQL the store remembers which were used, also by other gateways and before.
             challenges: Challenges::since(if store.backend() == Backend::Sqlite { now_ms } else { 0 }),
             store,

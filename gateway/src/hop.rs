@@ -40,7 +40,7 @@ use self::{
     identity::Identity,
     links::{Link, Peer},
 };
-use crate::{metrics::Metrics, replicas::Replicas, trust::Trust};
+use crate::{fleet::registry::Registry, metrics::Metrics, replicas::Replicas, trust::Trust};
 
 /// How long a request waits for a link to a replica that has its cluster's tunnel, where none is up, and for news of an
 /// agent that is on its way from one replica to another.
@@ -68,6 +68,9 @@ pub enum HopError {
     /// No other replica has a tunnel of the cluster.
     #[error("no other replica has a tunnel of the cluster")]
     Nobody,
+    /// A tunnel of the cluster came to this replica while the way to another one was waited for.
+    #[error("a tunnel of the cluster is here by now")]
+    Here,
     /// Some have, and none of them could be reached.
     #[error(
         "replicas with a tunnel of the cluster ({replicas}) cannot be reached; see their logs and [replicas] address"
@@ -99,6 +102,10 @@ pub struct Request<'a> {
     pub deadline: Instant,
     /// The replica that refused it already.
     pub refused_by: Option<&'a str>,
+    /// The tunnels of this replica.
+    pub here: &'a Registry,
+    /// The newest of these that was tried.
+    pub tried: Option<u64>,
 }
 
 impl Hops {
@@ -162,13 +169,15 @@ impl Hops {
     }
 
     /// The same, waiting a moment where the link to a holder is not up, or where the agent is on its way from one
-    /// replica to another.
+    /// replica to another, which may be this one.
     async fn ways_soon(&self, request: &Request<'_>) -> Result<Vec<Arc<Link>>, HopError> {
         let until = tokio::time::Instant::from_std(request.deadline.min(Instant::now() + LINK_WAIT));
         loop {
             let (mut came, mut moved) = (pin!(self.came.notified()), pin!(self.replicas.moves()));
+            let mut here = pin!(request.here.came());
             came.as_mut().enable();
             moved.as_mut().enable();
+            here.as_mut().enable();
             let error = match self.ways(request) {
                 Err(error @ HopError::Unreached { .. }) => error,
                 // A replica that had the tunnel has it no more, or cannot be reached.
@@ -179,9 +188,14 @@ impl Hops {
                 }
                 other => return other,
             };
+            if !request.here.newer(request.cluster, request.tried).is_empty() {
+                return Err(HopError::Here);
+            }
             tokio::select! {
+                biased;
                 () = came => {}
                 () = moved => {}
+                () = here => {}
                 () = tokio::time::sleep_until(until) => return Err(error),
             }
         }
@@ -192,9 +206,9 @@ impl Hops {
     ///
     /// # Errors
     /// [`HopError`].
-    pub async fn open(&self, request: Request<'_>) -> Result<(Stream, Arc<Link>), HopError> {
-        let ways = self.ways_soon(&request).await?;
-        let hop = Hop::new(*request.cluster, request.head).map_err(HopError::Head)?;
+    pub async fn open(&self, request: &Request<'_>) -> Result<(Stream, Arc<Link>), HopError> {
+        let ways = self.ways_soon(request).await?;
+        let hop = Hop::new(*request.cluster, request.head.clone()).map_err(HopError::Head)?;
         let message = hop.encode().map_err(HopError::Head)?.freeze();
         let mut last = HopError::Nobody;
         for link in ways {

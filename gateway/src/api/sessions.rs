@@ -4,7 +4,10 @@
 
 use std::{collections::HashMap, sync::Arc};
 
-use auth::rbac::Scope;
+use auth::{
+    rbac::{Action, Plane, Scope},
+    token::Identity,
+};
 use bytes::Bytes;
 use http::{Method, Response, StatusCode, header};
 use serde_json::{Value, json};
@@ -16,18 +19,18 @@ use types::{
 
 use super::{Call, empty, json};
 use crate::{
-    answers::Body,
+    answers::{Body, written as written_already},
     api_error::ApiError,
+    aside::aside,
     hop::ask::{DEADLINE, SESSIONS, Said},
-    identity::{Principal, PrincipalKey},
+    identity::Principal,
     sessions::{
-        EndReason, Session,
+        EndReason, Session, Sessions,
         told::{MOST_COUNTED, Row, Told},
     },
+    snapshot::Snapshot,
 };
 
-/// Sessions that are written before other requests have their turn.
-const ROWS_A_TURN: usize = 500;
 /// Sessions in one answer.
 const ROWS: usize = 5_000;
 /// What lets somebody see the sessions of others at a cluster.
@@ -42,62 +45,127 @@ pub async fn serve(call: &Call<'_>, id: Option<&str>) -> Result<Response<Body>, 
         (None, &Method::GET | &Method::HEAD) => list(call).await,
         (Some(id), &Method::GET | &Method::HEAD) => {
             let found = find(call, id).await?;
-            Ok(json(StatusCode::OK, &shown(call, &found.row, found.at.name())))
+            Ok(json(StatusCode::OK, &found.viewer.shown(&found.row, found.at.name())))
         }
         (Some(id), &Method::DELETE) => end(call, id).await,
         _ => Err(ApiError::method_not_allowed("sessions have GET and DELETE").with(header::ALLOW, "GET, HEAD, DELETE")),
     }
 }
 
+/// Others wait for their lists meanwhile ([`Turns`](crate::control::turns)), and what all say is read, judged and written
+/// on a thread of its own.
 async fn list(call: &Call<'_>) -> Result<Response<Body>, ApiError> {
     let cluster = call.parameter("cluster")?;
     let cluster = cluster.map(fold);
+    let _turn = call.control.lists.take(call.caller.object_id()).await?;
     let others = elsewhere(call, cluster.as_deref()).await?;
-    let own = own_key(call)?;
-    let (mut allowed, mut asker): (HashMap<ClusterKey, bool>, _) = (HashMap::new(), call.asker(READ));
-    let mut may = |at: &ClusterId| *allowed.entry(at.key()).or_insert_with(|| asker.may(&Scope::cluster(at)));
-    let sees = |session: &Session| {
-        let at = &session.cluster;
-        cluster.as_ref().is_none_or(|wanted| at.id.as_str() == wanted)
-            && (session.principal.key() == own || may(&at.id))
-    };
-    let found = call.sessions.as_ref().map(|sessions| sessions.matching(MOST_COUNTED, sees)).unwrap_or_default();
-    let mut total = found.len();
-    let mut rows: Vec<(u64, Value)> = Vec::new();
-    for turn in oldest(found, |session| session.started).chunks(ROWS_A_TURN) {
-        for session in turn {
+    let (viewer, here) = (Viewer::of(call)?, (call.sessions.clone(), call.replica().map(str::to_owned)));
+    let written = aside(move || viewer.list(cluster.as_deref(), here, others).to_string());
+    Ok(written_already(written.await.map_err(ApiError::internal)?).map(Body::Full))
+}
+
+/// Who asks, and what decides what they may see. It is what is known once other replicas have answered: for as long as
+/// they take a right may have been withdrawn.
+struct Viewer {
+    identity: Arc<Identity>,
+    principals: Vec<String>,
+    snapshot: Arc<Snapshot>,
+    /// In seconds since 1970.
+    now: i64,
+}
+
+impl Viewer {
+    fn of(call: &Call<'_>) -> Result<Self, ApiError> {
+        Ok(Self {
+            identity: Arc::clone(call.identity()?),
+            principals: call.caller.principals().to_vec(),
+            snapshot: call.control.snapshot(),
+            now: call.control.now_ms() / 1000,
+        })
+    }
+
+    fn may(&self, action: &str, row: &Row) -> bool {
+        let may = |scope: &Scope| {
+            let directory = &self.snapshot.directory;
+            directory.decide(&self.principals, Plane::Control, &Action::new(action), scope, self.now).is_ok()
+        };
+        ResourceId::parse(&row.cluster).is_ok_and(|id| may(&Scope::from(&id)))
+    }
+
+    fn is_own(&self, row: &Row) -> bool {
+        row.issuer.as_ref() == Some(&self.identity.issuer) && row.subject == self.identity.subject
+    }
+
+    /// The sessions that may be seen, at a cluster or at all: those `here`, and what other replicas told.
+    fn list(
+        &self,
+        cluster: Option<&str>,
+        (sessions, own_replica): (Option<Arc<Sessions>>, Option<String>),
+        others: Vec<Said>,
+    ) -> Value {
+        let own = Principal::User(Arc::clone(&self.identity)).key();
+        let mut asker = self.snapshot.directory.asker(&self.principals, Plane::Control, Action::new(READ), self.now);
+        let mut allowed: HashMap<ClusterKey, bool> = HashMap::new();
+        let mut may = |at: &ClusterId| *allowed.entry(at.key()).or_insert_with(|| asker.may(&Scope::cluster(at)));
+        let sees = |session: &Session| {
+            let at = &session.cluster;
+            cluster.is_none_or(|wanted| at.id.as_str() == wanted) && (session.principal.key() == own || may(&at.id))
+        };
+        let found = sessions.map(|sessions| sessions.matching(MOST_COUNTED, sees)).unwrap_or_default();
+        let mut total = found.len();
+        let mut rows: Vec<(u64, Value)> = Vec::new();
+        for session in oldest(found, |session| session.started) {
             let row = session.row();
-            rows.push((row.started_ms, shown(call, &row, call.replica())));
+            rows.push((row.started_ms, self.shown(&row, own_replica.as_deref())));
         }
-        tokio::task::yield_now().await;
-    }
-    let mut incomplete = Vec::new();
-    for (replica, told) in others {
-        let (there, missing) = match told {
-            Some(Told { rows, left_out: 0 }) => (rows, None),
-            Some(Told { rows, left_out }) => (rows, Some(format!("it has {left_out} more than it tells at once"))),
-            None => (Vec::new(), Some(format!("it did not answer within {} seconds", DEADLINE.as_secs()))),
-        };
-        if let Some(reason) = missing {
-            incomplete.push(json!({"replica": replica, "reason": reason}));
+        let mut incomplete = Vec::new();
+        for Said { replica, answer } in others {
+            let (there, missing) = match told(answer) {
+                Some(Told { rows, left_out: 0 }) => (rows, None),
+                Some(Told { rows, left_out }) => (rows, Some(format!("it has {left_out} more than it tells at once"))),
+                None => (Vec::new(), Some(format!("it did not answer within {} seconds", DEADLINE.as_secs()))),
+            };
+            if let Some(reason) = missing {
+                incomplete.push(json!({"replica": replica, "reason": reason}));
+            }
+            let mut sees = |row: &Row| match row.cluster.parse::<ClusterId>() {
+                Ok(at) => cluster.is_none_or(|wanted| at.as_str() == wanted) && (self.is_own(row) || may(&at)),
+                Err(_) => false,
+            };
+            let there: Vec<Row> = there.into_iter().filter(&mut sees).collect();
+            total += there.len();
+            let there = oldest(there, |row| row.started_ms);
+            rows.extend(there.iter().map(|row| (row.started_ms, self.shown(row, Some(&replica)))));
+            rows = oldest(rows, |(started, _)| *started);
         }
-        let mut sees = |row: &Row| match row.cluster.parse::<ClusterId>() {
-            Ok(at) => cluster.as_ref().is_none_or(|wanted| at.as_str() == wanted) && (is_own(call, row) || may(&at)),
-            Err(_) => false,
-        };
-        let there: Vec<Row> = there.into_iter().filter(&mut sees).collect();
-        total += there.len();
-        for turn in oldest(there, |row| row.started_ms).chunks(ROWS_A_TURN) {
-            rows.extend(turn.iter().map(|row| (row.started_ms, shown(call, row, Some(&replica)))));
-            tokio::task::yield_now().await;
+        let value: Vec<Value> = oldest(rows, |(started, _)| *started).into_iter().map(|(_, row)| row).collect();
+        let mut answer = json!({"value": value, "total": total});
+        if !incomplete.is_empty() {
+            answer["incomplete"] = incomplete.into();
         }
+        answer
     }
-    let value: Vec<Value> = oldest(rows, |(started, _)| *started).into_iter().map(|(_, row)| row).collect();
-    let mut answer = json!({"value": value, "total": total});
-    if !incomplete.is_empty() {
-        answer["incomplete"] = incomplete.into();
+
+    fn shown(&self, row: &Row, replica: Option<&str>) -> Value {
+        let instant = |at: Option<OffsetDateTime>| at.and_then(|at| at.format(&Rfc3339).ok());
+        let ends = row.until.saturating_add(self.snapshot.sessions.outlive_token.as_secs());
+        let ends = i64::try_from(ends).ok().and_then(|ends| OffsetDateTime::from_unix_timestamp(ends).ok());
+        let started = OffsetDateTime::from_unix_timestamp_nanos(i128::from(row.started_ms) * 1_000_000).ok();
+        let mut shown = json!({
+            "id": row.id,
+            "user": row.user,
+            "own": self.is_own(row),
+            "cluster": row.cluster,
+            "what": row.what,
+            "started": instant(started).unwrap_or_default(),
+            // Unless a newer token of the same sign-in is shown.
+            "ends": instant(ends),
+        });
+        if let Some(replica) = replica {
+            shown["replica"] = replica.into();
+        }
+        shown
     }
-    Ok(json(StatusCode::OK, &answer))
 }
 
 /// In the order of their beginnings, so many as one answer has.
@@ -107,17 +175,17 @@ fn oldest<T, K: Ord>(mut all: Vec<T>, began: impl Fn(&T) -> K) -> Vec<T> {
     all
 }
 
-/// What each other replica says of sessions there; `None`: it does not answer.
-async fn elsewhere(call: &Call<'_>, cluster: Option<&str>) -> Result<Vec<(String, Option<Told>)>, ApiError> {
+/// What each other replica says of sessions there.
+async fn elsewhere(call: &Call<'_>, cluster: Option<&str>) -> Result<Vec<Said>, ApiError> {
     let identity = call.identity()?;
     let query = url::form_urlencoded::Serializer::new(String::new())
         .extend_pairs(cluster.map(|cluster| ("cluster", cluster)))
         .extend_pairs([("issuer", &identity.issuer), ("subject", &identity.subject)])
         .finish();
-    let said = ask_all(call, &Method::GET, &format!("{SESSIONS}?{query}")).await;
-    Ok(said.into_iter().map(|Said { replica, answer }| (replica, told(answer))).collect())
+    Ok(ask_all(call, &Method::GET, &format!("{SESSIONS}?{query}")).await)
 }
 
+/// Reads it; `None`: the replica does not answer.
 fn told(answer: Option<(StatusCode, Bytes)>) -> Option<Told> {
     let (status, body) = answer?;
     if status == StatusCode::OK { serde_json::from_slice(&body).ok() } else { None }
@@ -132,8 +200,8 @@ async fn ask_all(call: &Call<'_>, method: &Method, target: &str) -> Vec<Said> {
 }
 
 async fn end(call: &Call<'_>, id: &str) -> Result<Response<Body>, ApiError> {
-    let Found { row, at } = find(call, id).await?;
-    if !is_own(call, &row) && !may(call, END, &row) {
+    let Found { row, at, viewer } = find(call, id).await?;
+    if !viewer.is_own(&row) && !viewer.may(END, &row) {
         return Err(call.forbidden(END, &row.cluster));
     }
     match at {
@@ -156,6 +224,7 @@ async fn end(call: &Call<'_>, id: &str) -> Result<Response<Body>, ApiError> {
 struct Found {
     row: Row,
     at: At,
+    viewer: Viewer,
 }
 
 /// Where it is open.
@@ -175,19 +244,22 @@ impl At {
 }
 
 async fn find(call: &Call<'_>, id: &str) -> Result<Found, ApiError> {
-    let sees = |row: &Row| is_own(call, row) || may(call, READ, row);
+    let seen = |row: Row, at: At| {
+        let viewer = Viewer::of(call)?;
+        let sees = viewer.is_own(&row) || viewer.may(READ, &row);
+        if sees { Ok(Found { row, at, viewer }) } else { Err(unknown(id)) }
+    };
     let asked = RequestId::from_hex(id).ok_or_else(|| unknown(id))?;
     if let Some(session) = call.sessions.as_ref().and_then(|sessions| sessions.get(asked)) {
         let row = session.row();
-        let at = At::Here(session, call.replica().map(str::to_owned));
-        return if sees(&row) { Ok(Found { row, at }) } else { Err(unknown(id)) };
+        return seen(row, At::Here(session, call.replica().map(str::to_owned)));
     }
     let mut silent = Vec::new();
     for Said { replica, answer } in ask_all(call, &Method::GET, &format!("{SESSIONS}/{asked}")).await {
         match answer {
             Some((StatusCode::OK, body)) => {
-                let row = serde_json::from_slice(&body).ok().filter(&sees).ok_or_else(|| unknown(id))?;
-                return Ok(Found { row, at: At::Replica(replica) });
+                let row = serde_json::from_slice(&body).map_err(|_| unknown(id))?;
+                return seen(row, At::Replica(replica));
             }
             Some((StatusCode::NOT_FOUND, _)) => {}
             _ => silent.push(replica),
@@ -209,38 +281,4 @@ fn unreached(replicas: &[String]) -> ApiError {
         replicas.join(", ")
     );
     ApiError::of(StatusCode::SERVICE_UNAVAILABLE, "ReplicaUnreached", message).with(header::RETRY_AFTER, "2")
-}
-
-fn is_own(call: &Call<'_>, row: &Row) -> bool {
-    let is = |issuer: &str, subject: &str| row.issuer.as_deref() == Some(issuer) && row.subject == subject;
-    call.identity().is_ok_and(|own| is(&own.issuer, &own.subject))
-}
-
-fn own_key(call: &Call<'_>) -> Result<PrincipalKey, ApiError> {
-    Ok(Principal::User(Arc::clone(call.identity()?)).key())
-}
-
-fn may(call: &Call<'_>, action: &str, row: &Row) -> bool {
-    ResourceId::parse(&row.cluster).is_ok_and(|id| call.may(action, &Scope::from(&id)))
-}
-
-fn shown(call: &Call<'_>, row: &Row, replica: Option<&str>) -> Value {
-    let instant = |at: Option<OffsetDateTime>| at.and_then(|at| at.format(&Rfc3339).ok());
-    let ends = row.until.saturating_add(call.snapshot.sessions.outlive_token.as_secs());
-    let ends = i64::try_from(ends).ok().and_then(|ends| OffsetDateTime::from_unix_timestamp(ends).ok());
-    let started = OffsetDateTime::from_unix_timestamp_nanos(i128::from(row.started_ms) * 1_000_000).ok();
-    let mut shown = json!({
-        "id": row.id,
-        "user": row.user,
-        "own": is_own(call, row),
-        "cluster": row.cluster,
-        "what": row.what,
-        "started": instant(started).unwrap_or_default(),
-        // Unless a newer token of the same sign-in is shown.
-        "ends": instant(ends),
-    });
-    if let Some(replica) = replica {
-        shown["replica"] = replica.into();
-    }
-    shown
 }

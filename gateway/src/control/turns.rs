@@ -1,5 +1,5 @@
-//! Turns of request bodies: a bounded number is read at once, of everybody and of one caller, so that slow ones neither
-//! fill memory nor keep others out.
+//! Turns of what takes memory while it is under way, such as request bodies: a bounded number at once, of everybody and
+//! of one caller, so that slow ones neither fill memory nor keep others out.
 
 use std::{
     collections::HashMap,
@@ -12,42 +12,53 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::api_error::ApiError;
 
-/// Bodies that are read at once,
-const AT_ONCE: usize = 64;
-/// and of one caller.
-const OF_ONE_CALLER: usize = 8;
-/// How long a request waits until its body is read.
+/// Bodies that are read at once, and of one caller.
+const BODIES: (usize, usize) = (64, 8);
+/// Lists that other replicas are asked for at once, and of one caller: each of them may answer with 16 MiB.
+const LISTS: (usize, usize) = (4, 1);
+/// How long a request waits for its turn.
 const TURN: Duration = Duration::from_secs(10);
 
-/// Whose body is read now.
+/// Whose turn it is now.
 pub struct Turns {
+    what: &'static str,
+    at_once: usize,
+    of_one_caller: usize,
     all: Arc<Semaphore>,
     /// Those who read or wait; others' are gone.
     callers: Mutex<HashMap<String, Weak<Semaphore>>>,
 }
 
-/// The right to hold one body.
+/// A turn, until it is dropped.
 pub struct Turn {
     _own: OwnedSemaphorePermit,
     _all: OwnedSemaphorePermit,
 }
 
-impl Default for Turns {
-    fn default() -> Self {
-        Self { all: Arc::new(Semaphore::new(AT_ONCE)), callers: Mutex::default() }
-    }
-}
-
 impl Turns {
+    /// Of request bodies.
+    pub fn of_bodies() -> Self {
+        Self::new("with a body are being read", BODIES)
+    }
+
+    /// Of lists that other replicas are asked for.
+    pub fn of_lists() -> Self {
+        Self::new("for such a list are being answered", LISTS)
+    }
+
+    fn new(what: &'static str, (at_once, of_one_caller): (usize, usize)) -> Self {
+        Self { what, at_once, of_one_caller, all: Arc::new(Semaphore::new(at_once)), callers: Mutex::default() }
+    }
+
     /// Waits for a turn, a bounded time. 429 names the bound that was in the way.
     pub async fn take(&self, caller: &str) -> Result<Turn, ApiError> {
         let own = self.of(caller);
         let full = |whose: &str, bound: usize| {
-            let message = format!("{bound} requests{whose} with a body are being read at once; try again shortly.");
+            let message = format!("{bound} requests{whose} {} at once, the limit; try again shortly.", self.what);
             ApiError::of(StatusCode::TOO_MANY_REQUESTS, "TooManyRequests", message).with(header::RETRY_AFTER, "1")
         };
-        let own = in_turn(own).await.ok_or_else(|| full(" of yours", OF_ONE_CALLER))?;
-        let all = in_turn(Arc::clone(&self.all)).await.ok_or_else(|| full("", AT_ONCE))?;
+        let own = in_turn(own).await.ok_or_else(|| full(" of yours", self.of_one_caller))?;
+        let all = in_turn(Arc::clone(&self.all)).await.ok_or_else(|| full("", self.at_once))?;
         Ok(Turn { _own: own, _all: all })
     }
 
@@ -57,7 +68,7 @@ impl Turns {
             return known;
         }
         callers.retain(|_, known| known.strong_count() > 0);
-        let new = Arc::new(Semaphore::new(OF_ONE_CALLER));
+        let new = Arc::new(Semaphore::new(self.of_one_caller));
         callers.insert(caller.to_owned(), Arc::downgrade(&new));
         new
     }
@@ -73,9 +84,9 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn who_holds_bodies_keeps_nobody_else_out_and_is_told() {
-        let turns = Turns::default();
+        let turns = Turns::of_bodies();
         let mut held = Vec::new();
-        for _ in 0..OF_ONE_CALLER {
+        for _ in 0..BODIES.1 {
             held.push(turns.take("slow").await.unwrap());
         }
         let refused = turns.take("slow").await.err().unwrap();
@@ -89,5 +100,24 @@ mod tests {
         drop(held);
         turns.take("third").await.unwrap();
         assert_eq!(turns.callers.lock().unwrap().len(), 1, "who is done is forgotten");
+    }
+
+    /// Each list of sessions waited for all replicas and held what they said, however many somebody asked for.
+    #[tokio::test(start_paused = true)]
+    async fn t12_one_caller_has_one_list_at_a_time_and_all_together_a_few() {
+        let turns = Turns::of_lists();
+        let mut held = vec![turns.take("ann").await.unwrap()];
+        let refused = turns.take("ann").await.err().unwrap();
+        assert!(
+            refused.detail.message.starts_with("1 requests of yours for such a list"),
+            "{}",
+            refused.detail.message
+        );
+        for number in 1..LISTS.0 {
+            held.push(turns.take(&number.to_string()).await.unwrap());
+        }
+        assert_eq!(turns.take("another").await.err().unwrap().status.as_u16(), 429);
+        held.pop();
+        turns.take("another").await.unwrap();
     }
 }

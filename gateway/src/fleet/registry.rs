@@ -11,7 +11,7 @@ use std::{
 };
 
 use dashmap::DashMap;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, futures::Notified};
 use tunnel::transport::TunnelHandle;
 use types::{
     ids::{ClusterKey, hex},
@@ -63,6 +63,11 @@ impl LiveTunnel {
         self.used.notified().await;
     }
 
+    /// Tunnels that come later have higher ones.
+    pub fn number(&self) -> u64 {
+        self.number
+    }
+
     /// Takes no new streams from now on if there is another tunnel.
     pub fn set_draining(&self) {
         self.draining.store(true, Ordering::Relaxed);
@@ -93,6 +98,8 @@ pub struct Registry {
     /// Clusters with a tunnel that came or went, until somebody takes them; one entry for each.
     touched: Mutex<HashMap<ClusterKey, ClusterRef>>,
     changed: Notify,
+    /// Told when a tunnel came.
+    came: Notify,
     /// Whether other replicas are told of tunnels.
     shared: AtomicBool,
     /// Then clusters with a tunnel that came or went, until somebody takes them; one entry for each.
@@ -143,6 +150,7 @@ impl Registry {
         self.by_cluster.entry(key).or_insert_with(none).live.push(Arc::clone(&tunnel));
         self.touch(&tunnel.cluster);
         self.moved(&tunnel.cluster.key);
+        self.came.notify_waiters();
         Registered { registry: Arc::clone(self), tunnel }
     }
 
@@ -165,6 +173,18 @@ impl Registry {
         let alike = ranked.partition_point(|(rank, _)| *rank == ranked[0].0);
         ranked[..alike].rotate_left(turn % alike);
         ranked.into_iter().map(|(_, tunnel)| tunnel).collect()
+    }
+
+    /// Those of them that came after all of a number ([`LiveTunnel::number`]).
+    pub fn newer(&self, key: &ClusterKey, than: Option<u64>) -> Vec<Arc<LiveTunnel>> {
+        let mut tunnels = self.of(key);
+        tunnels.retain(|tunnel| Some(tunnel.number) > than);
+        tunnels
+    }
+
+    /// Completes when a tunnel of any cluster comes, from the first poll on.
+    pub fn came(&self) -> Notified<'_> {
+        self.came.notified()
     }
 
     /// Asks the agent of `new` for a sign of life on its older tunnels: it may have dialled because they are gone.

@@ -6,6 +6,7 @@ use bytes::Bytes;
 use http::{HeaderMap, Method, StatusCode};
 use http_body_util::Full;
 use serde_json::json;
+use tokio::sync::Semaphore;
 use tunnel::{
     exchange::{Counters, respond},
     transport::Incoming,
@@ -17,6 +18,7 @@ use tunnel::{
 use types::ids::{ClusterKey, RequestId, lower_hex};
 
 use crate::{
+    aside::aside,
     core::Core,
     hop::ask::{ROLE, SESSIONS, SHOWN},
     sessions::{EndReason, Sessions},
@@ -24,6 +26,9 @@ use crate::{
 
 /// How long an answer may take to be read.
 const DEADLINE: Duration = Duration::from_secs(30);
+/// Lists of sessions that are in memory at once, each of up to 16 MiB. Another one waits; who asked waits no longer than
+/// [`crate::hop::ask::DEADLINE`].
+static LISTS: Semaphore = Semaphore::const_new(4);
 
 /// Answers one question.
 pub async fn answer(core: Arc<Core>, replica: Arc<str>, incoming: Incoming) {
@@ -35,7 +40,17 @@ pub async fn answer(core: Arc<Core>, replica: Arc<str>, incoming: Incoming) {
     };
     let target = String::from_utf8_lossy(&head.target);
     let (path, query) = target.split_once('?').unwrap_or((&target, ""));
-    let (status, body) = answered(&core.sessions, &head.method, path, query);
+    let is_list = (path, &head.method) == (SESSIONS, &Method::GET);
+    // Lists have turns, and are written on a thread of their own: one has up to 5,000 rows.
+    let _turn = if is_list { LISTS.acquire().await.ok() } else { None };
+    let (status, body) = if is_list {
+        let (sessions, method) = (Arc::clone(&core.sessions), head.method.clone());
+        let (path, query) = (path.to_owned(), query.to_owned());
+        let written = aside(move || answered(&sessions, &method, &path, &query)).await;
+        written.unwrap_or((StatusCode::INTERNAL_SERVER_ERROR, Bytes::new()))
+    } else {
+        answered(&core.sessions, &head.method, path, query)
+    };
     tracing::debug!(%replica, path, status = status.as_u16(), "another replica's question answered");
     let head = ResponseHead { status, headers: HeaderMap::new(), refused_by: None };
     let counters = Counters::default();

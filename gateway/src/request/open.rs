@@ -18,7 +18,7 @@ use crate::{
     audit::Record,
     core::Core,
     fleet::registry::LiveTunnel,
-    hop::{self, HopError, links::Link},
+    hop::{self, HopError, Hops, links::Link},
     identity::PrincipalKey,
     metrics::{OpenGuard, labels::Stage},
     sessions::slots::Slot,
@@ -120,6 +120,8 @@ pub fn open<'a>(
 ) -> impl Future<Output = Result<Opened, Refusal>> + use<'a> {
     let limits = core.limits();
     let (limit, deadline) = (limits.streams_per_tunnel, Instant::now() + limits.open_timeout);
+    let own = refused_by.and_then(|refused_by| if let Via::Own(tunnel) = refused_by { Some(tunnel) } else { None });
+    let tried = tunnels.iter().chain(own).map(|tunnel| tunnel.number()).max();
     let (mut tunnels, mut last) = (tunnels.into_iter(), None);
     // No async fn, so that the future stays small (docs/decisions/0013-small-futures.md).
     let opening = async move {
@@ -148,12 +150,13 @@ pub fn open<'a>(
         }
         if let Some(hops) = &core.hops {
             let refused_by = refused_by.and_then(Via::replica);
-            let request = hop::Request { cluster, head, bodiless, deadline, refused_by };
+            let here = &*core.tunnels;
+            let request = hop::Request { cluster, head, bodiless, deadline, refused_by, here, tried };
             // Boxed: most requests have a tunnel here.
-            match Box::pin(hops.open(request)).await {
-                Ok((stream, link)) => {
+            match Box::pin(elsewhere(hops, request)).await {
+                Ok((stream, via)) => {
                     let place = Place { slot, _open: core.metrics.streams.enter() };
-                    return Ok(Opened { stream, via: Via::Hop(link), place });
+                    return Ok(Opened { stream, via, place });
                 }
                 // What this gateway's own tunnels say is told.
                 Err(HopError::Nobody) => {}
@@ -172,10 +175,34 @@ pub fn open<'a>(
     opening.instrument(tracing::debug_span!("open"))
 }
 
+/// Opens a stream over a hop; or on a tunnel of this gateway that came while the way to another replica was waited for.
+async fn elsewhere(hops: &Hops, mut request: hop::Request<'_>) -> Result<(Stream, Via), HopError> {
+    loop {
+        match hops.open(&request).await {
+            Ok((stream, link)) => return Ok((stream, Via::Hop(link))),
+            Err(HopError::Here) => {}
+            Err(error) => return Err(error),
+        }
+        for tunnel in request.here.newer(request.cluster, request.tried) {
+            request.tried = request.tried.max(Some(tunnel.number()));
+            let head = request.head.clone();
+            let opening = if request.bodiless { tunnel.handle.ask(head) } else { tunnel.handle.open(head) };
+            match tokio::time::timeout_at(request.deadline.into(), opening).await {
+                Ok(Ok(stream)) => {
+                    tunnel.use_now();
+                    return Ok((stream, Via::Own(tunnel)));
+                }
+                Ok(Err(error)) => tracing::debug!(tunnel = %tunnel, %error, "stream not opened on a tunnel that came"),
+                Err(_) => return Err(HopError::Timeout),
+            }
+        }
+    }
+}
+
 impl From<HopError> for Refusal {
     fn from(error: HopError) -> Self {
         let kind = match &error {
-            HopError::Nobody | HopError::Unreached { .. } => Kind::NoAgent,
+            HopError::Nobody | HopError::Here | HopError::Unreached { .. } => Kind::NoAgent,
             HopError::Open(OpenError::TooManyStreams(limit)) => {
                 Kind::Limit { name: "streams between replicas", value: u64::from(*limit) }
             }

@@ -34,7 +34,7 @@ use crate::{
     random,
     resources::filter,
     skew::{self, Skew},
-    store::resources::Stored,
+    store::{batch::PASSED_AT, resources::Stored},
     stored::{properties, properties_mut},
 };
 
@@ -287,8 +287,9 @@ impl Kind for ConnectedClusters {
                     keep_agents_since(body, agents_since(writing.old));
                     kept
                 }
+                // The store writes at which revision.
                 Holder::Others => {
-                    keep_agents_since(body, writing.now_ms.max(agents_since(writing.old) + 1));
+                    keep_agents_since(body, agents_since(writing.old) + 1);
                     None
                 }
             };
@@ -476,24 +477,21 @@ fn is_identified(body: &Map<String, Value>) -> bool {
     body.get("identity").is_some_and(|identity| identity["type"] == "SystemAssigned")
 }
 
-/// Member of a stored body that says since when the cluster has agents that are others than those of before,
-/// milliseconds since 1970. No schema knows it, and so nobody is shown it.
-const AGENTS_SINCE: &str = "agentsSince";
-
-/// Since when a kept cluster has the agents that it has; zero where they are those that it was created for, or were
-/// chosen by somebody who may delete it. What was given to its agents before was given to others.
+/// At which revision of the store a kept cluster got the agents that it has; zero where they are those that it was
+/// created for, or were chosen by somebody who may delete it. What was given to its agents before was given to others.
 pub fn agents_since(stored: Option<&Stored>) -> i64 {
     stored.and_then(|stored| stored.body.as_object()).map_or(0, since)
 }
 
 fn since(body: &Map<String, Value>) -> i64 {
-    body.get(AGENTS_SINCE).and_then(Value::as_i64).unwrap_or_default()
+    body.get(PASSED_AT).and_then(Value::as_i64).unwrap_or_default()
 }
 
-fn keep_agents_since(body: &mut Map<String, Value>, at_ms: i64) {
-    match at_ms {
-        0 => drop(body.remove(AGENTS_SINCE)),
-        at_ms => drop(body.insert(AGENTS_SINCE.to_owned(), at_ms.into())),
+/// No schema knows the member, and so nobody is shown it.
+fn keep_agents_since(body: &mut Map<String, Value>, revision: i64) {
+    match revision {
+        0 => drop(body.remove(PASSED_AT)),
+        revision => drop(body.insert(PASSED_AT.to_owned(), revision.into())),
     }
 }
 

@@ -99,22 +99,22 @@ struct Kept {
     template: i64,
     /// Rises whenever somebody says that it is not paused.
     resumed: i64,
-    /// When all its protected settings were given last, milliseconds since 1970: clusters that have got other agents
-    /// since do not get them.
+    /// A revision of the store, that there was before all its protected settings were given the last time: clusters that
+    /// have got other agents since do not get them. No instant, for replicas' clocks differ.
     given: i64,
 }
 
 impl Kept {
     fn of(body: &Map<String, Value>) -> Option<Self> {
         let number = |name: &str| body.get(MEMBER)?.get(name)?.as_i64();
-        let given = number("given").unwrap_or_default();
+        let given = number("givenAt").unwrap_or_default();
         Some(Self { template: number("template")?, resumed: number("resumed")?, given })
     }
 
     fn keep(self, body: &mut Map<String, Value>) {
         body.insert(
             MEMBER.to_owned(),
-            json!({"template": self.template, "resumed": self.resumed, "given": self.given}),
+            json!({"template": self.template, "resumed": self.resumed, "givenAt": self.given}),
         );
     }
 }
@@ -139,7 +139,7 @@ pub struct Assignment {
     pub paused: bool,
     /// Whether secrets of the template are kept.
     pub has_secrets: bool,
-    /// When all of these were given last, milliseconds since 1970.
+    /// A revision of the store that there was before all of these were given the last time.
     secrets_given: i64,
     /// Whether it gives a version to extensions that are there, and makes none.
     pub existing: bool,
@@ -393,7 +393,7 @@ impl Kind for FleetAssignments {
                 kept.template = writing.now_ms.max(kept.template + 1);
             }
             if new.gives_all {
-                kept.given = writing.now_ms;
+                kept.given = writing.control.store.revision().await?;
             }
             kept.keep(body);
             properties_mut(body).insert("provisioningState".to_owned(), "Succeeded".into());

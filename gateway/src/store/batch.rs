@@ -25,6 +25,10 @@ const ROWS_A_TURN: i64 = 4;
 pub(super) const BELOW: &str = "SELECT resource_key, body, CASE WHEN protected IS NULL THEN 0 ELSE 1 END FROM resources \
                                 WHERE resource_key > $1 AND resource_key < $2 ORDER BY resource_key LIMIT $3";
 
+/// Member of a body that says at which revision the resource passed to others the last time. The store writes it:
+/// replicas have clocks of their own, and it alone knows what was first.
+pub const PASSED_AT: &str = "passedAt";
+
 /// Types that exist inside a cluster and not here. What lies at one of them (a role assignment at
 /// `<cluster>/namespaces/<name>`, feature Z6) is held by what holds that.
 const ELSEWHERE: [&str; 1] = ["namespaces"];
@@ -52,7 +56,7 @@ pub struct Batch {
     /// Until when the protected settings of what is put are kept, by its key; none: it has none any more.
     pub protected_until: Vec<(String, Option<i64>)>,
     /// Keys of what has passed to others: what is below gets identities with other object ids, and its protected settings
-    /// go. Each is also put, and this is done last.
+    /// go. Each is also put, with [`PASSED_AT`], and this is done last.
     pub renews: Vec<String>,
     /// All of it only while this claim holds.
     pub claim: Option<Claim>,
@@ -210,7 +214,15 @@ impl Batch {
             }
         }
         for (resource, expect) in &self.puts {
-            if let Err(refused) = put(connection, applied.revision, resource, *expect).await? {
+            let body = match resource.body.as_object() {
+                Some(body) if self.renews.contains(&resource.key) => {
+                    let mut body = body.clone();
+                    body.insert(PASSED_AT.to_owned(), applied.revision.into());
+                    Value::Object(body).to_string()
+                }
+                _ => resource.body.to_string(),
+            };
+            if let Err(refused) = put(connection, applied.revision, (resource, &body), *expect).await? {
                 return Ok(Err(refused));
             }
         }
@@ -237,7 +249,12 @@ impl Batch {
     }
 }
 
-async fn put(connection: &mut AnyConnection, revision: i64, resource: &Stored, expect: Expect) -> Step<()> {
+async fn put(
+    connection: &mut AnyConnection,
+    revision: i64,
+    (resource, body): (&Stored, &str),
+    expect: Expect,
+) -> Step<()> {
     if let Err(refused) = expected(connection, &resource.key, expect).await? {
         return Ok(Err(refused));
     }
@@ -262,7 +279,7 @@ async fn put(connection: &mut AnyConnection, revision: i64, resource: &Stored, e
         .bind(&resource.parent)
         .bind(&resource.id)
         .bind(revision)
-        .bind(resource.body.to_string())
+        .bind(body)
         .bind(resource.protected.as_deref())
         .execute(&mut *connection)
         .await?;

@@ -2,14 +2,16 @@
 //! one hop to another that has one. Who is alive and who has which tunnel is told to each by the test, as the store
 //! tells it otherwise.
 
-use std::{net::SocketAddr, sync::Arc};
+use std::{net::SocketAddr, pin::pin, sync::Arc, time::Instant};
 
 use bytes::Bytes;
 use certs::{Authority, Credentials, Validity, replica, tls};
 use daemon::TaskGroup;
+use futures_util::poll;
 use gateway::{
     Extras,
     config::{Config, replicas::Replicas as Settings},
+    hop::{HopError, Request},
     replicas::{Replicas, Seen, holders::Count},
 };
 use rustls::pki_types::ServerName;
@@ -243,6 +245,35 @@ async fn t12_own_tunnels_go_before_hops() {
     user.send(site.ask()).await;
     other.next().await.answer(200, &[], "").await;
     assert_eq!(user.answer().await.status, 200);
+}
+
+/// The agent had come to the replica of the request, which waited for another one to have it until it was refused.
+#[tokio::test]
+async fn t12_a_request_that_waits_for_an_agent_is_woken_by_a_tunnel_of_its_own_replica() {
+    let site = Site::of(&["a", "b"]).await;
+    let core = site.named("a").gateway.core();
+    let (key, hops) = (cluster("a").key(), core.hops.as_ref().unwrap());
+    let asks = |tried: Option<u64>| Request {
+        cluster: &key,
+        head: request(),
+        bodiless: true,
+        deadline: Instant::now() + LONG,
+        refused_by: Some("b"),
+        here: &core.tunnels,
+        tried,
+    };
+    let first = asks(None);
+    let mut waits = pin!(hops.open(&first));
+    assert!(poll!(waits.as_mut()).is_pending());
+    let _agent = agent(site.named("a")).await;
+    assert!(matches!(waits.await, Err(HopError::Here)));
+    // One that was tried is not waited for again.
+    let newest = core.tunnels.of(&key)[0].number();
+    let again = asks(Some(newest));
+    let mut waits = pin!(hops.open(&again));
+    assert!(poll!(waits.as_mut()).is_pending());
+    let _second = site.named("a").agent("a").await;
+    assert!(matches!(waits.await, Err(HopError::Here)));
 }
 
 #[tokio::test]

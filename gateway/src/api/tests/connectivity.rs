@@ -504,7 +504,7 @@ async fn another_key_gets_no_identity_and_no_secret_that_is_below_the_cluster() 
     assert_eq!(told.as_ref(), Some(&after[0]), "its agents are told of the new one");
     assert_eq!(gone.unwrap_err().detail.code, "ProtectedSettingsGone");
     assert_eq!(site.call("owner", "GET", &role, None).await.body, role_before, "roles at the cluster are its users'");
-    assert!(site.call("owner", "GET", &cluster("g", "edge"), None).await.body.get("agentsSince").is_none());
+    assert!(site.call("owner", "GET", &cluster("g", "edge"), None).await.body.get("passedAt").is_none());
     // A caller who gives them again gives them to these agents.
     let again = json!({"properties": {"configurationProtectedSettings": {"password": "another"}}});
     assert_eq!(site.call("owner", "PATCH", &target("web"), Some(again)).await.status, 202);

@@ -777,6 +777,40 @@ async fn g13_cluster_with_another_key_gets_secrets_that_somebody_gives_again_and
     assert!(refilled().await.unwrap().values().any(|value| value == SECRET));
 }
 
+/// By the clocks of two replicas the key was older than the secrets, and its holder got them.
+#[tokio::test]
+async fn g13_key_is_newer_than_secrets_by_the_order_of_writes_and_not_by_clocks() {
+    let site = site(&["a"]).await;
+    assert_eq!(site.assign("onboarder", ONBOARDING, &scope(Some("g")), json!({})).await.status, 201);
+    site.wants("all", secret()).await;
+    site.roll().await;
+    let key = cluster_id("g", "a").to_ascii_lowercase();
+    // The cluster says that it has none, and is looked at a day later.
+    let refilled = async || {
+        site.says_why("a", ObjectState::Failed, "Non-Compliant", "ProtectedSettingsGone").await;
+        site.later(24);
+        let touched = json!({"tags": {"ring": "one", "n": site.control.now_ms().to_string()}});
+        assert_eq!(site.call("owner", "PATCH", &cluster("g", "a"), Some(touched)).await.status, 200);
+        site.roll().await;
+        let there = site.control.objects(&key, Some(CONFIGURATIONS), None).await.unwrap().objects[0].clone();
+        let question = types::agent_api::ProtectedQuestion { id: there.id, protected: there.protected.unwrap() };
+        site.control.protected_of(&key, &question).await.map(|given| given.settings).map_err(|error| error.detail.code)
+    };
+    // A replica whose clock is an hour behind.
+    site.later(-1);
+    let mut other = new_cluster();
+    other["tags"] = json!({"ring": "one"});
+    other["properties"]["agentPublicKeyCertificate"] = super::connectivity::public_key().into();
+    assert_eq!(site.call("onboarder", "PUT", &cluster("g", "a"), Some(other)).await.status, 200);
+    assert_eq!(refilled().await, Err("ProtectedSettingsGone".to_owned()));
+    // And one that is a day further behind is told them again.
+    site.later(-48);
+    site.wants("all", secret()).await;
+    site.later(48);
+    site.roll().await;
+    assert!(refilled().await.unwrap().values().any(|value| value == SECRET));
+}
+
 #[tokio::test]
 async fn g13_pause_holds_removals_and_waves_bound_them() {
     const ALL: [&str; 4] = ["a", "b", "c", "d"];

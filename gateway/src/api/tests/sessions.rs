@@ -32,6 +32,11 @@ impl Open {
     }
 
     async fn call(&self, user: &str, method: &str, path: &str) -> (u16, Value) {
+        self.call_begun_at(&self.site.snapshots.load(), user, method, path).await
+    }
+
+    /// A call that was let in by what was known then.
+    async fn call_begun_at(&self, snapshot: &Snapshot, user: &str, method: &str, path: &str) -> (u16, Value) {
         let token = self.site.issuer.token(user, &[], URL, SystemTime::now());
         let uri = format!("{path}{}api-version=2026-05-01", if path.contains('?') { '&' } else { '?' });
         let request = Request::builder().method(method).uri(uri).header("authorization", format!("Bearer {token}"));
@@ -39,9 +44,8 @@ impl Open {
         let id = RequestId([7; 16]);
         let peer = SocketAddr::from(([127, 0, 0, 1], 1));
         let mut record = Record::open(AuditLog::nowhere(), Arc::new(Metrics::new()), id, peer, method);
-        let snapshot = self.site.snapshots.load();
         let sessions = Some(Arc::clone(&self.sessions));
-        let site = Site { control: &self.site.control, snapshot: &snapshot, issuer: None, sessions, hops: None };
+        let site = Site { control: &self.site.control, snapshot, issuer: None, sessions, hops: None };
         let path = request.uri().path().to_owned();
         let (head, body) = serve(site, id, &path, request, &mut record).await.into_parts();
         let body = body.collect().await.unwrap().to_bytes();
@@ -103,6 +107,27 @@ async fn a_session_is_seen_and_ended_by_its_owner_or_with_a_right_and_is_nothing
     assert_eq!(open.call("owner", "DELETE", &one(1)).await.0, 204);
     assert_eq!(open.call("owner", "POST", &one(1)).await.0, 405);
     assert_eq!(open.call("owner", "GET", &format!("{PATH}/x")).await.0, 404);
+}
+
+/// Other replicas are waited for, up to 5 s, and the right to what they said was that of before.
+#[tokio::test]
+async fn t12_right_that_is_withdrawn_while_other_replicas_are_asked_shows_and_ends_no_session() {
+    let open = Open { site: Bench::new().await, sessions: Sessions::new(Arc::new(Metrics::new())) };
+    let scope = format!("/subscriptions/{SUBSCRIPTION}/resourceGroups/g/providers/{CLUSTERS}/c");
+    open.site.group("g").await;
+    assert_eq!(open.site.cluster("g", "c").await.status, 201);
+    assert_eq!(open.site.assign("ann", CLUSTER_USER, &scope, json!({})).await.status, 201);
+    let reads = open.site.assign("eve", READER, &scope, json!({})).await;
+    let _ann = open.session("ann", &scope.parse().unwrap(), 1).await;
+    let before = open.site.snapshots.load();
+    let (_, seen) = open.call_begun_at(&before, "eve", "GET", PATH).await;
+    assert_eq!(seen["total"], 1);
+    let taken = format!("{}?api-version=2022-04-01", reads.body["id"].as_str().unwrap());
+    assert_eq!(open.site.call("owner", "DELETE", &taken, None).await.status, 200);
+    let (status, seen) = open.call_begun_at(&before, "eve", "GET", PATH).await;
+    assert_eq!((status, &seen["total"]), (200, &json!(0)), "{seen}");
+    assert_eq!(open.call_begun_at(&before, "eve", "GET", &one(1)).await.0, 404);
+    assert_eq!(open.call_begun_at(&before, "eve", "DELETE", &one(1)).await.0, 404);
 }
 
 #[tokio::test]
