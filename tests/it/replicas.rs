@@ -53,6 +53,7 @@ fn hop() -> anyhow::Result<()> {
     let site = replicas.connect("hop", admin, "h2", "")?;
     let there = holders(&replicas, &site, 1)?;
     let token = replicas.owner_for(&site.id.audience())?;
+    known_everywhere(&replicas, &site, &token)?;
     for number in 0..replicas.count() {
         let at = replicas.address(number).to_owned();
         eventually("the cluster is reached", Duration::from_secs(20), || {
@@ -83,6 +84,7 @@ fn withdrawal() -> anyhow::Result<()> {
     let replicas = Replicas::start("replicas-withdrawal", 3, "")?;
     let site = replicas.connect("withdrawal", &apiserver.kubeconfig, "h2", "")?;
     let (owner, at) = (replicas.owner()?, replicas.address(0).to_owned());
+    known_everywhere(&replicas, &site, &replicas.owner_for(&site.id.audience())?)?;
     let made = replicas.call(
         &at,
         &owner,
@@ -484,6 +486,7 @@ fn database_away() -> anyhow::Result<()> {
     let replicas = Replicas::start("replicas-away", 2, "")?;
     let site = replicas.connect("away", &apiserver.kubeconfig, "h2", "")?;
     let (owner, token) = (replicas.owner()?, replicas.owner_for(&site.id.audience())?);
+    known_everywhere(&replicas, &site, &token)?;
     let at = replicas.address(0).to_owned();
     let group = format!("/subscriptions/{}/resourceGroups/later?api-version=2021-04-01", replicas.text("subscription"));
     replicas.postgres.pause()?;
