@@ -33,7 +33,7 @@ use crate::{
     stored::{properties, properties_mut},
 };
 
-/// The plug-in.
+/// The kind of fleet assignments.
 pub struct FleetAssignments;
 
 /// The full type.
@@ -121,7 +121,7 @@ impl Kept {
 
 /// An assignment as the gateway carries it out.
 pub struct Assignment {
-    /// Its id.
+    /// ARM id of the assignment.
     pub id: ResourceId,
     /// The tags that a cluster must have, all of them.
     tags: Vec<(String, String)>,

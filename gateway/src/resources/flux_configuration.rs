@@ -27,7 +27,7 @@ use crate::{
     stored::{properties, properties_mut},
 };
 
-/// The plug-in.
+/// The kind of flux configurations.
 pub struct FluxConfigurations;
 
 /// The full type.

@@ -34,13 +34,13 @@ const NAMED_MAX: usize = 100;
 /// Whether something is as it is wanted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Compliance {
-    /// It is.
+    /// It is as it is wanted.
     Compliant,
-    /// It is not.
+    /// It is not as it is wanted.
     NonCompliant,
     /// It is not known yet.
     Pending,
-    /// Nobody looks.
+    /// Flux does not look, because the configuration suspends it.
     Suspended,
 }
 
@@ -79,7 +79,7 @@ fn said(view: &View) -> Compliance {
 pub struct Judged {
     /// As it was when that was said.
     pub view: Arc<View>,
-    /// What holds.
+    /// Whether the object is as it is wanted.
     pub compliance: Compliance,
     /// Why that is so, where the object does not say it: source-controller does not come to an end with it.
     pub overdue: Option<String>,
@@ -193,11 +193,11 @@ fn keep_times(before: &View, view: Arc<View>) -> Arc<View> {
 pub struct Counts {
     /// All of them.
     pub total: usize,
-    /// That comply.
+    /// Objects that are compliant.
     pub compliant: usize,
-    /// That do not.
+    /// Objects that are not compliant.
     pub non_compliant: usize,
-    /// Of which it is not known yet.
+    /// Objects of which it is not known yet.
     pub pending: usize,
 }
 
@@ -230,7 +230,7 @@ pub struct Material<'a> {
     pub wanted: usize,
     /// A chart that was applied, by namespace and name.
     pub chart: &'a dyn Fn(&str, &str) -> Option<Judged>,
-    /// Protected settings.
+    /// Values of protected settings, which no text may show.
     pub hidden: &'a Hidden,
     /// Ids of objects that another configuration owns too, and its name.
     pub shared: &'a [(String, String)],
@@ -533,7 +533,7 @@ mod tests {
         let ready = memory.judge(&Arc::new(later), MAIN, now);
         assert_eq!((ready.compliance, &ready.view), (Compliance::Compliant, &good));
         assert!(!memory.holds());
-        // Too long.
+        // After `HOLD` it is pending.
         memory.judge(&again, MAIN, now);
         assert_eq!(memory.judge(&again, MAIN, now + HOLD).compliance, Compliance::Pending);
         // A new commit is pending at once, also before the kustomization has seen it.

@@ -38,7 +38,7 @@ pub enum State {
     Waiting,
     /// It was written, and the cluster has not said yet what came of it.
     Applying,
-    /// It complies.
+    /// The cluster is as the template wants it.
     Compliant,
     /// It does not.
     NonCompliant,
