@@ -304,7 +304,7 @@ impl Secret {
         if life < Duration::from_secs(1) || life > SECRET_LIFE_MAX {
             return Err(PrincipalsError::Life);
         }
-        let text = BASE64.encode(random::bytes::<SECRET_BYTES>()?);
+        let text = typed::<SECRET_BYTES>()?;
         let (created, expires) = (unix_seconds(now), unix_seconds(now + life));
         let kept = Self::of(&guid::random()?, &text, random::bytes()?, created, expires);
         let new = NewSecret { id: kept.id.clone(), secret: text.into(), expires };
@@ -319,6 +319,17 @@ impl Secret {
     fn fits(&self, secret: &str) -> bool {
         let (Ok(salt), Ok(kept)) = (BASE64.decode(&self.salt), BASE64.decode(&self.hash)) else { return false };
         verify_slices_are_equal(&hash(&salt, secret), &kept).is_ok()
+    }
+}
+
+/// `N` random bytes as a text that people type behind an option of a command, which takes one that begins with `-` for
+/// another option.
+pub(super) fn typed<const N: usize>() -> Result<String, random::NoRandom> {
+    loop {
+        let text = BASE64.encode(random::bytes::<N>()?);
+        if !text.starts_with('-') {
+            return Ok(text);
+        }
     }
 }
 
@@ -340,6 +351,12 @@ mod tests {
 
     const DAY: Duration = Duration::from_secs(86_400);
     const NOW: SystemTime = SystemTime::UNIX_EPOCH;
+
+    #[test]
+    fn no_secret_looks_like_an_option_of_a_command() {
+        // One of 64 did.
+        assert!((0..2000).all(|_| !typed::<SECRET_BYTES>().unwrap().starts_with('-')));
+    }
 
     #[test]
     fn a_secret_is_seen_once_and_kept_as_a_hash() {

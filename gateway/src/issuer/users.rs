@@ -11,6 +11,7 @@ use super::{
     Issuer, KEYS_FILE,
     documents::KeptError,
     keys::{Keys, KeysError},
+    principals::typed,
 };
 use crate::{
     files::{self, FileError},
@@ -225,7 +226,7 @@ pub fn check(user: Option<&User>, password: &str) -> bool {
 
 /// A new password of 160 random bits.
 pub fn generate_password() -> Result<String, UsersError> {
-    Ok(BASE64.encode(random::bytes::<20>()?))
+    Ok(typed::<20>()?)
 }
 
 #[cfg(test)]
