@@ -104,7 +104,8 @@ pub fn document(value: &Value) -> Response<Full<Bytes>> {
     written(value.to_string())
 }
 
-/// Whether a document is so short that it may be written where its request is served. Looks at no more of it than that.
+/// Whether a document is short enough to be written on the thread that serves its request. Once it is too long, the rest
+/// of it is not counted.
 pub fn is_short(value: &Value) -> bool {
     /// What is left of `room` behind this.
     fn left(value: &Value, room: usize) -> Option<usize> {

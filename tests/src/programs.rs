@@ -206,8 +206,8 @@ pub fn eventually(
     }
 }
 
-/// Between two questions of somebody who asks again and again: asking takes at most a quarter of the time. Who asks by
-/// kubectl without a pause takes most of a processor from what is asked about.
+/// Pauses a test before it asks the same question again, for three times as long as the last answer took. A test that asks
+/// by kubectl without a pause takes most of a processor from the program that it waits for.
 pub fn pause_after(asked: Instant) {
     std::thread::park_timeout((asked.elapsed() * 3).clamp(Duration::from_millis(20), Duration::from_secs(2)));
 }

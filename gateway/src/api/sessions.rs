@@ -64,8 +64,8 @@ async fn list(call: &Call<'_>) -> Result<Response<Body>, ApiError> {
     Ok(written_already(written.await.map_err(ApiError::internal)?).map(Body::Full))
 }
 
-/// Who asks, and what decides what they may see. It is what is known once other replicas have answered: for as long as
-/// they take a right may have been withdrawn.
+/// The caller, and the roles and assignments that decide which sessions they see. These are taken after the other
+/// replicas have answered, because a right may be withdrawn while they are waited for.
 struct Viewer {
     identity: Arc<Identity>,
     principals: Vec<String>,

@@ -182,7 +182,8 @@ impl Line {
         let settings = "SET lock_timeout = '3s'; SET statement_timeout = '4s'; \
                         SET idle_in_transaction_session_timeout = '5s';";
         sqlx::raw_sql(settings).execute(&mut connection).await?;
-        // Whoever is promoted has no connection of before. A database that works otherwise, or refuses, does not say.
+        // A standby that is promoted has none of the old connections, so that each new one is asked. A service that is not
+        // plain PostgreSQL may refuse the question: then the timeline stays unknown.
         let timeline: Option<String> = sqlx::query_scalar(TIMELINE).fetch_one(&mut connection).await.ok();
         if timeline.is_some() {
             self.promoted |= self.timeline.is_some() && self.timeline != timeline;

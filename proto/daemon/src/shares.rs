@@ -185,8 +185,8 @@ impl<K: Hash + Eq + Clone, V, N: Hash + Ord + Clone> Shared<K, V, N> {
     }
 }
 
-/// Turns for work of which a limited amount is done at once. Networks take turns, so that whoever waits behind nobody
-/// of their own is next after one of each other network; of a full queue the one with most in it loses its oldest.
+/// Turns for work of which a limited amount is done at once. Networks take turns: a network's first entry waits for at
+/// most one entry of each other network. When the queue is full, the network with the most entries loses its oldest.
 pub struct Queue(Arc<Mutex<Waiting>>);
 
 struct Waiting {

@@ -109,7 +109,8 @@ async fn a_session_is_seen_and_ended_by_its_owner_or_with_a_right_and_is_nothing
     assert_eq!(open.call("owner", "GET", &format!("{PATH}/x")).await.0, 404);
 }
 
-/// Other replicas are waited for, up to 5 s, and the right to what they said was that of before.
+/// The caller's right was judged before the other replicas were asked, and they may take 5 s to answer: a right that was
+/// withdrawn meanwhile still counted.
 #[tokio::test]
 async fn t12_right_that_is_withdrawn_while_other_replicas_are_asked_shows_and_ends_no_session() {
     let open = Open { site: Bench::new().await, sessions: Sessions::new(Arc::new(Metrics::new())) };
