@@ -412,10 +412,17 @@ pub async fn long_json(status: StatusCode, value: Value) -> Result<Response<Body
     if answers::is_short(&value) {
         return Ok(json(status, &value));
     }
-    let written = aside(move || value.to_string()).await.map_err(ApiError::internal)?;
-    let mut response = answers::written(written).map(Body::Full);
+    let mut response = json_aside(move || Ok(value)).await?;
     *response.status_mut() = status;
     Ok(response)
+}
+
+/// 200 with a document that is made, written and dropped on a thread of its own.
+async fn json_aside(
+    document: impl FnOnce() -> Result<Value, ApiError> + Send + 'static,
+) -> Result<Response<Body>, ApiError> {
+    let written = aside(move || document().map(|value| value.to_string())).await.map_err(ApiError::internal)??;
+    Ok(answers::written(written).map(Body::Full))
 }
 
 /// An answer without a body.

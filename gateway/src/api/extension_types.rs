@@ -11,11 +11,10 @@ use http::{Response, StatusCode};
 use serde_json::{Map, Value, json};
 use types::api::{InvalidId, ResourceId};
 
-use super::{Call, read};
+use super::{Call, json_aside, read};
 use crate::{
-    answers::{self, Body},
+    answers::Body,
     api_error::ApiError,
-    aside::aside,
     resources::{self, connected_cluster},
     store::agents::Agent,
 };
@@ -91,13 +90,12 @@ pub async fn serve(call: &Call<'_>, question: &Question) -> Result<Response<Body
     };
     let which = question.which.clone();
     // A catalogue has up to 4 MiB, and what is asked for may be in none of its releases.
-    let written = aside(move || {
+    json_aside(move || {
         let index = edition.as_deref().map(|edition| edition.index.as_ref());
         let offered = Offered { index, cluster: known.cluster(), base };
-        offered.answer(&which, &filters).map(|answer| answer.to_string())
-    });
-    let written = written.await.map_err(ApiError::internal)??;
-    Ok(answers::written(written).map(Body::Full))
+        offered.answer(&which, &filters)
+    })
+    .await
 }
 
 /// The api-version, one of ours.

@@ -17,11 +17,10 @@ use types::{
     ids::{ClusterId, ClusterKey, RequestId},
 };
 
-use super::{Call, empty, json};
+use super::{Call, empty, json, json_aside};
 use crate::{
-    answers::{Body, written as written_already},
+    answers::Body,
     api_error::ApiError,
-    aside::aside,
     hop::ask::{DEADLINE, SESSIONS, Said},
     identity::Principal,
     sessions::{
@@ -60,8 +59,7 @@ async fn list(call: &Call<'_>) -> Result<Response<Body>, ApiError> {
     let _turn = call.control.lists.take(call.caller.object_id()).await?;
     let others = elsewhere(call, cluster.as_deref()).await?;
     let (viewer, here) = (Viewer::of(call)?, (call.sessions.clone(), call.replica().map(str::to_owned)));
-    let written = aside(move || viewer.list(cluster.as_deref(), here, others).to_string());
-    Ok(written_already(written.await.map_err(ApiError::internal)?).map(Body::Full))
+    json_aside(move || Ok(viewer.list(cluster.as_deref(), here, others))).await
 }
 
 /// The caller, and the roles and assignments that decide which sessions they see. These are taken after the other
