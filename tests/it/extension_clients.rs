@@ -15,6 +15,7 @@ use tests::{
     apiserver::Apiserver,
     case::{Needs, case, installs},
     cluster::cluster,
+    leftovers::remove,
     programs::{Output, binary, eventually, root, run, run_with_input, scratch},
     stack::{Plan, Stack, note_secret},
 };
@@ -158,7 +159,7 @@ fn guide() -> anyhow::Result<()> {
     admin.run(&["delete", "namespace", "web", "--ignore-not-found", "--wait=false"])?;
     drop(stack);
     // Or an uninstallation that another test looks at takes more away than its own connect has made.
-    admin.ok(&["delete", "crd", "extensionconfigs.towline.io", "--ignore-not-found"])?;
+    remove(&admin, &["extensionconfigs.towline.io"], &[])?;
     forget().map(drop)
 }
 

@@ -19,6 +19,7 @@ use tests::{
     case::{Needs, installs},
     cluster::cluster,
     kubectl::Kubectl,
+    leftovers::remove,
     programs::{binary, eventually, run, scratch},
     stack::{Plan, Stack},
 };
@@ -140,7 +141,7 @@ impl Site {
     fn start_within(name: &str, catalogue: Catalogue, timeout: &str, more: &[String]) -> anyhow::Result<Self> {
         let admin = cluster().admin();
         // What a test that failed left behind.
-        admin.ok(&["delete", "crd", "extensionconfigs.towline.io", "--ignore-not-found"])?;
+        remove(&admin, &["extensionconfigs.towline.io"], &[])?;
         admin.ok(&["delete", "secret", "extension-catalogue", "--ignore-not-found"])?;
         let definition = tests::programs::root().join("docker/chart/towline-agent/files/extensionconfigs.yaml");
         admin.apply(&std::fs::read_to_string(definition)?)?;
@@ -232,7 +233,7 @@ impl Site {
             let left = format!("{secrets}{spaces}{protected}");
             Ok(left.trim().is_empty())
         })?;
-        self.admin.ok(&["delete", "crd", "extensionconfigs.towline.io", "--ignore-not-found"])?;
+        remove(&self.admin, &["extensionconfigs.towline.io"], &[])?;
         self.admin.ok(&["delete", "secret", "extension-catalogue", "--ignore-not-found"])?;
         Ok(())
     }
@@ -317,7 +318,7 @@ fn life() -> anyhow::Result<()> {
     ensure!(shown["errorInfo"]["code"] == "AlreadyInstalled", "{shown:#}");
     site.delete("second")?;
     site.delete("web")?;
-    site.admin.ok(&["delete", "crd", "things.extensions.example.org", "--ignore-not-found"])?;
+    remove(&site.admin, &["things.extensions.example.org"], &[])?;
     site.nothing_left()
 }
 
@@ -505,7 +506,6 @@ fn causes() -> anyhow::Result<()> {
     failed("refused", "WebhookFailed", &["colours.towline.test", "connection refused", "What to do: the webhook"])?;
     site.delete("refused")?;
     admin.ok(&["delete", "validatingwebhookconfiguration", "towline-test-colours"])?;
-    admin.ok(&["delete", "namespace", "refused"])?;
 
     admin.apply(CRD)?;
     put("things", "things", json!({}))?;
@@ -515,7 +515,7 @@ fn causes() -> anyhow::Result<()> {
         !site.field("", "crd/things.extensions.example.org", "{.metadata.name}")?.is_empty(),
         "it is not taken over"
     );
-    admin.ok(&["delete", "crd", "things.extensions.example.org"])?;
+    remove(admin, &["things.extensions.example.org"], &["refused"])?;
 
     put("fixed", "fixed", json!({}))?;
     site.await_state("fixed", "Succeeded")?;

@@ -18,7 +18,7 @@ use tests::{
     cluster::cluster,
     git::{CREDENTIALS, GitServer, Repository, SshServer},
     kubectl::Kubectl,
-    leftovers::free,
+    leftovers::{free, remove},
     programs::{binary, eventually, root, run, scratch},
 };
 
@@ -273,18 +273,13 @@ pub fn kustomization(folder: &str) -> Value {
 /// What a test leaves, or one that failed: definitions of Flux stay where their extension is removed.
 pub fn clean(admin: &Kubectl) -> anyhow::Result<()> {
     let listed = admin.ok(&["get", "crd", "-o", "name"])?;
-    let definitions: Vec<&str> = listed.lines().filter(|name| name.contains(".toolkit.fluxcd.io")).collect();
+    let names = listed.lines().filter_map(|name| name.rsplit('/').next());
+    let definitions: Vec<&str> = names.filter(|name| name.contains(".toolkit.fluxcd.io")).collect();
     for definition in &definitions {
         // Nobody is there who would take the finalizers away.
-        free(admin, definition.rsplit('/').next().unwrap_or_default())?;
+        free(admin, definition)?;
     }
-    if !definitions.is_empty() {
-        admin.ok(&[&["delete", "--ignore-not-found"][..], &definitions].concat())?;
-    }
-    for namespace in ["shop", "gitops", "team", "fleet", "flux-system"] {
-        admin.ok(&["delete", "namespace", namespace, "--ignore-not-found"])?;
-    }
-    Ok(())
+    remove(admin, &definitions, &["shop", "gitops", "team", "fleet", "flux-system"])
 }
 
 pub fn config_map(name: &str, greeting: &str) -> String {

@@ -9,6 +9,7 @@ use tests::{
     cluster::cluster,
     curl::{VERSIONS, curl},
     kubectl::Kubectl,
+    leftovers::{gone, remove},
     programs::eventually,
     raw::Answer,
     stack::{CARRIERS, Stack, shared},
@@ -269,7 +270,7 @@ fn explain(site: &Site) -> anyhow::Result<()> {
 
 fn crd(group: &str) -> String {
     format!(
-        "apiVersion: apiextensions.k8s.io/v1\nkind: CustomResourceDefinition\nmetadata: {{name: things.{group}}}\nspec:\n  group: {group}\n  scope: Namespaced\n  names: {{plural: things, singular: thing, kind: Thing}}\n  versions:\n  - name: v1\n    served: true\n    storage: true\n    schema: {{openAPIV3Schema: {{type: object, x-kubernetes-preserve-unknown-fields: true}}}}\n---\n"
+        "apiVersion: apiextensions.k8s.io/v1\nkind: CustomResourceDefinition\nmetadata: {{name: things.{group}, labels: {{towline.test/group: things}}}}\nspec:\n  group: {group}\n  scope: Namespaced\n  names: {{plural: things, singular: thing, kind: Thing}}\n  versions:\n  - name: v1\n    served: true\n    storage: true\n    schema: {{openAPIV3Schema: {{type: object, x-kubernetes-preserve-unknown-fields: true}}}}\n---\n"
     )
 }
 
@@ -287,8 +288,7 @@ fn large_custom_resource(site: &Site) -> anyhow::Result<()> {
     let back: serde_json::Value =
         serde_json::from_str(&kubectl.ok(&["get", &format!("things.{group}"), "big", "-o", "json"])?)?;
     ensure!(back["data"] == object["data"], "1.4 MB came back changed");
-    kubectl.ok(&["delete", "crd", &format!("things.{group}")])?;
-    Ok(())
+    remove(kubectl, &[&format!("things.{group}")], &[])
 }
 
 /// All groups arrive, with every client, and nothing of ours holds a client back: neither a 429, nor a pace of so many
@@ -299,11 +299,10 @@ fn discovery_of_150_groups(carrier: &'static str) -> anyhow::Result<()> {
     let all: String = groups.iter().map(|group| crd(group)).collect();
     kubectl.run_with(&["create", "-f", "-"], all.as_bytes())?.ok()?;
     let outcome = discovered(carrier, &kubectl, &groups);
-    let names: Vec<_> = groups.iter().map(|group| format!("crd/things.{group}")).collect();
-    // Each is ended by a finalizer and changes all that is discovered, which takes its time on a busy machine.
-    let mut args = vec!["delete", "--wait=true", "--timeout=10m"];
-    args.extend(names.iter().map(String::as_str));
-    kubectl.within(Duration::from_secs(600)).ok(&args)?;
+    let names: Vec<_> = groups.iter().map(|group| format!("things.{group}")).collect();
+    let all = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions?labelSelector=towline.test/group%3Dthings";
+    kubectl.ok(&["delete", "--raw", all])?;
+    gone(&kubectl.within(SLOW), &names.iter().map(String::as_str).collect::<Vec<_>>(), &[])?;
     eventually("no group is served any more", Duration::from_secs(120), || {
         let served = cluster().admin().ok(&["get", "--raw", "/apis"])?;
         Ok(!groups.iter().any(|group| served.contains(group.as_str())))

@@ -2,7 +2,6 @@
 //! reported as skipped, by name, and never as passed.
 
 use std::{
-    fs::File,
     sync::{Condvar, Mutex, MutexGuard, PoisonError, mpsc::RecvTimeoutError},
     time::{Duration, Instant},
 };
@@ -77,15 +76,18 @@ impl Manner {
 }
 
 /// Which tests this process runs: `TOWLINE_TEST_LANE`. Processes with a cluster each take one that installs after the
-/// other, beside one with all others, and a last one reads what they have written.
+/// other, beside one with all others that work beside them; then come those that need the machine to themselves, and a
+/// last process reads what all have written.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Lane {
     /// All of them.
     All,
     /// `installs`: those that need a cluster to themselves.
     Installs,
-    /// `others`: all tests that [`Self::Installs`] leaves out.
+    /// `others`: all that need neither a cluster nor the machine to themselves.
     Others,
+    /// `alone`: those that need the machine to themselves.
+    Alone,
     /// `sweep`: none but the reading of what others have written.
     Sweep,
 }
@@ -97,8 +99,9 @@ impl Lane {
             Err(std::env::VarError::NotPresent) => Self::All,
             Ok("installs") => Self::Installs,
             Ok("others") => Self::Others,
+            Ok("alone") => Self::Alone,
             Ok("sweep") => Self::Sweep,
-            other => panic!("TOWLINE_TEST_LANE is `installs`, `others` or `sweep`, not {other:?}"),
+            other => panic!("TOWLINE_TEST_LANE is `installs`, `others`, `alone` or `sweep`, not {other:?}"),
         }
     }
 
@@ -111,7 +114,8 @@ impl Lane {
         match self {
             Self::All => true,
             Self::Installs => Manner::of(trial) == Manner::Installs,
-            Self::Others => Manner::of(trial) != Manner::Installs,
+            Self::Others => matches!(Manner::of(trial), Manner::Works | Manner::Waits),
+            Self::Alone => matches!(Manner::of(trial), Manner::Loads | Manner::Alone),
             Self::Sweep => false,
         }
     }
@@ -176,24 +180,6 @@ impl Drop for Share<'_> {
     fn drop(&mut self) {
         self.0.state().free += self.1;
         self.0.changed.notify_all();
-    }
-}
-
-/// Holds other processes of this run back while one has the machine to itself: `TOWLINE_TEST_FLOOR` names the file.
-struct Machine {
-    _file: Option<File>,
-}
-
-impl Machine {
-    fn take(alone: bool) -> anyhow::Result<Self> {
-        let Some(path) = std::env::var_os("TOWLINE_TEST_FLOOR") else { return Ok(Self { _file: None }) };
-        let file = File::options().create(true).truncate(false).write(true).open(path)?;
-        if alone {
-            file.lock()?
-        } else {
-            file.lock_shared()?
-        }
-        Ok(Self { _file: Some(file) })
     }
 }
 
@@ -273,7 +259,6 @@ fn made(
     let shown = name.clone();
     Trial::test(name, move || {
         let _floor = FLOOR.take(manner.share());
-        let _machine = Machine::take(matches!(manner, Manner::Loads | Manner::Alone)).map_err(failed)?;
         let before = (manner == Manner::Installs).then(Before::look).transpose().map_err(failed)?;
         let start = Instant::now();
         let outcome = bounded(run);
@@ -337,7 +322,8 @@ mod tests {
         let names =
             |lane: Lane| -> Vec<String> { lane.of(all()).iter().map(|trial| trial.name().to_owned()).collect() };
         assert_eq!(names(Lane::All), ["c", "w", "i", "j", "l", "a"]);
-        assert_eq!(names(Lane::Others), ["c", "w", "l", "a"]);
+        assert_eq!(names(Lane::Others), ["c", "w"]);
+        assert_eq!(names(Lane::Alone), ["l", "a"]);
         assert_eq!(names(Lane::Installs), ["i", "j"]);
         assert!(names(Lane::Sweep).is_empty());
     }

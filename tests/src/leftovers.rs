@@ -4,7 +4,7 @@ use std::{collections::HashSet, time::Duration};
 
 use anyhow::Context;
 
-use crate::{cluster::cluster, kubectl::Kubectl};
+use crate::{cluster::cluster, kubectl::Kubectl, programs::eventually};
 
 /// What programs under test make outside namespaces of their own, and namespaces, with which goes what is in them.
 const KINDS: &str = "namespaces,customresourcedefinitions,clusterroles,clusterrolebindings,\
@@ -87,6 +87,43 @@ fn listed(admin: &Kubectl) -> anyhow::Result<Vec<String>> {
 fn split(line: &str) -> Option<[&str; 3]> {
     let mut words = line.split(' ');
     Some([words.next()?, words.next()?, words.next()?])
+}
+
+/// Deletes definitions and namespaces, and waits until all are gone. Deleted one after the other they would be waited for one
+/// after the other, each namespace for the five seconds after which Kubernetes begins with it. A definition is changed while
+/// it goes: where kube-apiserver meets its own update of a definition as a conflict, it looks at that one again only when
+/// it changes, or minutes later.
+pub fn remove(admin: &Kubectl, definitions: &[&str], namespaces: &[&str]) -> anyhow::Result<()> {
+    let kinds = [("customresourcedefinition", definitions), ("namespace", namespaces)];
+    for (kind, names) in kinds.iter().filter(|(_, names)| !names.is_empty()) {
+        admin.ok(&[&["delete", kind, "--ignore-not-found", "--wait=false"][..], names].concat())?;
+    }
+    gone(admin, definitions, namespaces)
+}
+
+/// Waits until definitions and namespaces are gone that were [deleted](remove).
+pub fn gone(admin: &Kubectl, definitions: &[&str], namespaces: &[&str]) -> anyhow::Result<()> {
+    let mut asked = 0;
+    eventually(&format!("{definitions:?} and {namespaces:?} are gone"), NAMESPACE_ENDS, || {
+        let left = admin.ok(&["get", "customresourcedefinitions,namespaces", "-o", "name"])?;
+        let is_left = |one: &&str| {
+            one.split_once('/').is_some_and(|(kind, name)| {
+                if kind == "namespace" { namespaces.contains(&name) } else { definitions.contains(&name) }
+            })
+        };
+        let left: Vec<&str> = left.lines().filter(is_left).collect();
+        // One request each, so that of many some are left for the next time.
+        let definitions = left.iter().copied().filter(|one| !one.starts_with("namespace/"));
+        let definitions: Vec<&str> = definitions.take(10).collect();
+        if !definitions.is_empty() {
+            asked += 1;
+            let annotation = format!("tests.towline.io/asked={asked}");
+            // One may go meanwhile.
+            admin.run(&[&["annotate", "--overwrite", &annotation][..], &definitions].concat())?;
+        }
+        Ok(left.is_empty())
+    })
+    .map(drop)
 }
 
 /// Takes the finalizers from the objects of a definition: who would do their work has failed or is gone.

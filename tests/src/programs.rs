@@ -196,13 +196,22 @@ pub fn eventually(
     loop {
         let asked = Instant::now();
         if done().with_context(|| what.to_owned())? {
-            return Ok(patience.start.elapsed());
+            let took = patience.start.elapsed();
+            tell_of_wait(took, || what.to_owned());
+            return Ok(took);
         }
         if patience.over() {
             bail!("not within {within:?}: {what}");
         }
         // Another process has no event to wait on: this is the poll's pace, not a guess at its speed.
         pause_after(asked);
+    }
+}
+
+/// With `TOWLINE_TEST_WAITS=1` prints what a test waited for, if that took more than a second: where its time goes.
+fn tell_of_wait(took: Duration, what: impl FnOnce() -> String) {
+    if took > Duration::from_secs(1) && std::env::var_os("TOWLINE_TEST_WAITS").is_some() {
+        eprintln!("  {:5.1} s: {}", took.as_secs_f64(), what());
     }
 }
 
@@ -279,6 +288,13 @@ pub fn run_with_input(command: &mut Command, input: Option<&[u8]>, within: Durat
     if let Some(writer) = writer {
         let _ = writer.join();
     }
+    tell_of_wait(patience.start.elapsed(), || {
+        let words = std::iter::once(command.get_program()).chain(command.get_args()).take(9);
+        words
+            .map(|word| word.to_string_lossy().rsplit('/').next().unwrap_or_default().to_owned())
+            .collect::<Vec<_>>()
+            .join(" ")
+    });
     Ok(Output {
         code: status.code(),
         out: all(out),

@@ -24,7 +24,7 @@ pub const FORCE_AFTER: Duration = Duration::from_secs(20);
 /// How long something may take to go away before it is said what is waited for.
 const SILENT: Duration = Duration::from_secs(5);
 /// How long a definition may take to go away before the apiserver is asked to look at it again, and again after that.
-const AGAIN: Duration = Duration::from_secs(5);
+const AGAIN: Duration = Duration::from_secs(1);
 /// On a definition: how many seconds its deletion had gone on when it was asked again.
 const AGAIN_ANNOTATION: &str = "towline.io/deletion-seconds";
 
