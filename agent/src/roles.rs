@@ -8,7 +8,7 @@
 //! | [`controller_manager`] | runs the roles, and starts them again |
 //! | [`catalogue`] | the signed catalogue, as the cluster accepts it |
 //! | [`health`] | how each role fares |
-//! | [`kubernetes`], [`kubeconfig`] | the agents' own way to the apiserver |
+//! | [`kubernetes`], [`kubeconfig`], [`socks`] | the agents' own way to the apiserver |
 //! | [`objects`] | what the gateway wants in the cluster, kind by kind |
 //! | [`resource`] | the custom resource |
 //! | [`sessions`] | what users have open |
@@ -41,6 +41,7 @@ pub mod resource;
 pub mod resource_sync_agent;
 pub mod serve;
 pub mod sessions;
+pub mod socks;
 pub mod upgrader;
 pub mod whoami;
 

@@ -9,6 +9,7 @@ pub mod forward;
 pub mod health;
 mod race;
 mod seats;
+pub mod setup;
 pub mod status;
 mod way;
 

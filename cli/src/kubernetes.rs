@@ -13,6 +13,7 @@
 //! | [`turn`] | one run at a time |
 
 pub mod apply;
+pub mod compare;
 pub mod error;
 pub mod installed;
 pub mod kept;

@@ -12,6 +12,7 @@ mod forward;
 mod keeper;
 mod listen;
 mod places;
+mod slot;
 mod upstream;
 
 pub use self::{

@@ -11,6 +11,7 @@
 
 mod config;
 mod objects;
+mod parts;
 mod rights;
 mod values;
 

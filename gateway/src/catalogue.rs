@@ -306,7 +306,7 @@ impl Catalogue {
         let file = path.to_owned();
         let look = move || {
             let stamp = Stamp::of(&file).map_err(|error| format!("cannot be served: {}", daemon::chain(&error)))?;
-            if known != Some(stamp) {
+            if !known.is_some_and(|known| known.is_same_content(&stamp)) {
                 read_chart(&file, digest)?;
             }
             Ok(stamp)
@@ -351,7 +351,7 @@ impl Sending {
         }
         let read = move || {
             let file = File::open(&path).map_err(|error| error.to_string())?;
-            let is_same = Stamp::of_open(&file).is_ok_and(|now| now == stamp);
+            let is_same = Stamp::of_open(&file).is_ok_and(|now| now.is_same_content(&stamp));
             let mut bytes = vec![0; left];
             match file.read_exact_at(&mut bytes, sent) {
                 Ok(()) if is_same => Ok(bytes),

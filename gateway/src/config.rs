@@ -26,7 +26,7 @@ use certs::{Credentials, is_below};
 use daemon::settings::{self, BadFile, Faults, Section};
 use types::{ids::ClusterId, limits};
 
-use crate::files::{self, Looked};
+use crate::files::{self, Stamp};
 
 use self::{agents::Agents, api::Api, egress::Egress, issuer::BuiltInIssuer, replicas::Replicas};
 
@@ -36,7 +36,7 @@ pub struct Config {
     /// The file it came from, read again on reload. None where a program made the configuration.
     pub file: Option<PathBuf>,
     /// How that file looked before it was read.
-    pub looked: Looked,
+    pub looked: Option<Stamp>,
     /// Addresses that are listened on.
     pub listen: Listen,
     /// The certificate shown to users and agents.
@@ -216,7 +216,7 @@ impl Default for Sessions {
 impl Config {
     /// Reads `file`. Relative paths in it are relative to its folder. The files that it names must be of use, too.
     pub fn load(file: &Path) -> Result<Self, BadFile> {
-        let (mut faults, looked) = (Faults::default(), files::looked(file));
+        let (mut faults, looked) = (Faults::default(), Stamp::of(file).ok());
         match Self::read(settings::read(file)?, &mut faults) {
             Some(config) if faults.is_empty() => Ok(Self { file: Some(file.to_owned()), looked, ..config }),
             _ => Err(faults.of(file)),

@@ -19,7 +19,10 @@ use std::{
 use certs::{HOLDER_BYTES, Issued, Validity};
 use daemon::Shutdown;
 use tokio::sync::watch;
-use types::ids::{ClusterId, ClusterKey};
+use types::{
+    ids::{ClusterId, ClusterKey},
+    instants::milliseconds,
+};
 
 use self::{
     challenges::Challenges,
@@ -35,7 +38,6 @@ use crate::{
     events::Notices,
     fleet::registry::Registry,
     identity::{Access, Caller, Holder, Principal},
-    instants::milliseconds,
     metrics::Metrics,
     replicas::Replicas,
     snapshot::{Snapshot, Snapshots},

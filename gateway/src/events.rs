@@ -13,11 +13,10 @@ use daemon::shares::share;
 use http::{StatusCode, header};
 use serde_json::{Value, json};
 use tokio::sync::watch;
-use types::api::ResourceId;
+use types::{api::ResourceId, instants::instant};
 
 use crate::{
     api_error::ApiError,
-    instants::instant,
     store::events::{Event, KEPT, type_of},
 };
 

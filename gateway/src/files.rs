@@ -7,22 +7,11 @@ use std::{
     os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt},
     path::{Path, PathBuf},
     sync::Arc,
-    time::SystemTime,
 };
 
 use arc_swap::ArcSwap;
 use rustix::fs::{Access, access};
 use serde::{Serialize, de::DeserializeOwned};
-
-/// When a file changed last, its size, and when its mode or name did: a key that others could read is taken once they
-/// cannot. None where there is none.
-pub type Looked = Option<(SystemTime, u64, (i64, i64))>;
-
-/// How a file looks now.
-pub fn looked(path: &Path) -> Looked {
-    let metadata = fs::metadata(path).ok()?;
-    Some((metadata.modified().ok()?, metadata.len(), (metadata.ctime(), metadata.ctime_nsec())))
-}
 
 /// The largest state file that is read, in bytes.
 pub const FILE_BYTES: u64 = 16 * 1024 * 1024;
@@ -175,13 +164,20 @@ pub(super) fn parse_json<F: DeserializeOwned>(path: &Path, bytes: &[u8]) -> Resu
     })
 }
 
-/// What tells one version of a file from the next: it is replaced, so its inode changes.
-#[derive(PartialEq, Eq, Clone, Copy)]
+/// What tells one state of a file from the next.
+#[derive(Debug, PartialEq, Eq, Clone, Copy)]
 pub struct Stamp {
+    content: Content,
+    /// When its mode, its owner or its names changed: a key that others could read is taken once they cannot.
+    changed: (i64, i64),
+}
+
+/// What tells one content of a file from the next: it is replaced, so its inode changes.
+#[derive(Debug, PartialEq, Eq, Clone, Copy)]
+struct Content {
     inode: u64,
     length: u64,
-    seconds: i64,
-    nanoseconds: i64,
+    written: (i64, i64),
 }
 
 impl Stamp {
@@ -203,13 +199,19 @@ impl Stamp {
 
     /// The file's bytes.
     pub fn length(&self) -> u64 {
-        self.length
+        self.content.length
+    }
+
+    /// Whether the content is the same, whatever else has changed.
+    pub fn is_same_content(&self, other: &Self) -> bool {
+        self.content == other.content
     }
 }
 
 impl From<&fs::Metadata> for Stamp {
     fn from(data: &fs::Metadata) -> Self {
-        Self { inode: data.ino(), length: data.len(), seconds: data.mtime(), nanoseconds: data.mtime_nsec() }
+        let content = Content { inode: data.ino(), length: data.len(), written: (data.mtime(), data.mtime_nsec()) };
+        Self { content, changed: (data.ctime(), data.ctime_nsec()) }
     }
 }
 
@@ -295,6 +297,26 @@ mod tests {
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         assert_eq!(fs::read(&path).unwrap(), b"new");
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "nothing is left beside it");
+    }
+
+    #[test]
+    fn a_change_of_the_mode_is_seen_and_leaves_the_content_what_it_was() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("key");
+        write_public(&path, b"key").unwrap();
+        let before = Stamp::of(&path).unwrap();
+        let changed = fs::File::open(&path).unwrap();
+        // Until the clock of the file system has gone on.
+        let after = loop {
+            changed.set_permissions(fs::Permissions::from_mode(0o600)).unwrap();
+            let now = Stamp::of_open(&changed).unwrap();
+            if now != before {
+                break now;
+            }
+        };
+        assert!(after.is_same_content(&before));
+        write_public(&path, b"key").unwrap();
+        assert!(!Stamp::of(&path).unwrap().is_same_content(&before), "another file, though it holds the same");
     }
 
     #[test]

@@ -29,6 +29,7 @@ mod failures;
 mod flows;
 mod form;
 mod grant;
+mod kept;
 pub mod keys;
 mod mint;
 mod page;
@@ -38,6 +39,8 @@ mod refresh;
 mod respond;
 mod shared;
 mod state;
+mod texts;
+mod tickets;
 pub mod users;
 
 use std::{
@@ -56,7 +59,8 @@ use types::ids::ClusterId;
 
 pub use self::{
     clients::PublicClient,
-    documents::{Documents, KeptError, Vault},
+    documents::{Documents, Vault},
+    kept::KeptError,
     keys::{Keys, KeysError},
     mint::NotSigned,
     principals::{NewSecret, Principal, Principals, PrincipalsError},

@@ -61,7 +61,7 @@
 //! | [`skew`] | which versions of agents are served |
 //! | [`files`] | state files: private, replaced whole, watched |
 //! | [`aside`] | long work on threads of its own |
-//! | [`guid`], [`instants`], [`random`], [`shards`] | GUIDs, instants, random bytes, a map of which a changed copy costs little |
+//! | [`guid`], [`random`], [`shards`] | GUIDs, random bytes, a map of which a changed copy costs little |
 
 pub mod account_names;
 pub mod accounts;
@@ -89,7 +89,6 @@ pub mod guid;
 pub mod hop;
 pub mod identity;
 pub mod init;
-pub mod instants;
 pub mod issuer;
 pub mod issuer_state;
 pub mod listen;

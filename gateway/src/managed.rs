@@ -2,7 +2,10 @@
 //! manages it (`managedBy`, as in Azure Resource Manager); which of its templates it is of, nobody is shown.
 
 use serde_json::{Map, Value};
-use types::{agent_api::ObjectState, api::id::fold};
+use types::{
+    agent_api::{ObjectState, compliance},
+    api::id::fold,
+};
 
 use crate::store::statuses::Told;
 
@@ -52,7 +55,7 @@ pub fn has_finished(new: &Value, generation: i64, old: Option<&Told>) -> bool {
     let is_end = |status: &Value| {
         let state = status["details"]["complianceState"].as_str();
         serde_json::from_value(status["state"].clone()).is_ok_and(|state: ObjectState| state == ObjectState::Failed)
-            || matches!(state, Some("Compliant" | "Non-Compliant" | "Suspended"))
+            || matches!(state, Some(compliance::COMPLIANT | compliance::NON_COMPLIANT | compliance::SUSPENDED))
     };
     let old = old.filter(|old| old.generation == generation).map(|old| &old.status);
     is_end(new) || old.is_some_and(|old| old[FINISHED] == true || is_end(old))

@@ -13,6 +13,7 @@ use auth::rbac::{Scope, principal::user_key, role::built_in};
 use http::StatusCode;
 use secrecy::ExposeSecret as _;
 use serde_json::{Value, json};
+use types::instants::{instant, milliseconds};
 
 use crate::{
     account_names::AccountNames,
@@ -20,7 +21,6 @@ use crate::{
     config::{Config, api::Api},
     directory::Directory,
     guid,
-    instants::milliseconds,
     issuer::{Documents, KeptError, Principal, Principals, PrincipalsError, User, Users, principals::SECRET_LIFE},
     issuer_state,
     resources::{deciding, role_assignment, role_definition},
@@ -219,7 +219,7 @@ async fn made(
 pub(crate) fn assignment(subscription: &str, principal: &str, now: SystemTime) -> Result<Stored, guid::NoRandom> {
     let at = format!("/subscriptions/{subscription}");
     let id = format!("{at}/providers/{}/{}", role_assignment::NAME, guid::random()?);
-    let (instant, by) = (crate::instants::instant(milliseconds(now)), "towline-gateway recover-owner");
+    let (instant, by) = (instant(milliseconds(now)), "towline-gateway recover-owner");
     Ok(Stored {
         key: id.to_ascii_lowercase(),
         kind: role_assignment::NAME.to_ascii_lowercase(),

@@ -2,7 +2,7 @@
 //! and the log and the admin listener say why.
 
 use std::{
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::Arc,
     time::{Duration, SystemTime},
 };
@@ -16,7 +16,7 @@ use crate::{
     checks::{self, IssuersError},
     config::{Config, Dynamic, api::Api},
     core::Core,
-    files::{Looked, looked},
+    files::Stamp,
     named,
     snapshot::Snapshot,
     trust::TrustError,
@@ -48,15 +48,15 @@ pub struct Reloader {
     quic: Arc<Listener>,
     config: ArcSwap<Config>,
     /// As the issuers' own files (CA, keys) were when the verifier was made.
-    issuer_files: ArcSwap<Vec<Looked>>,
+    issuer_files: ArcSwap<Vec<Option<Stamp>>>,
     /// As all files were before this gateway read them.
-    first: Vec<Looked>,
+    first: Vec<Option<Stamp>>,
     one_at_a_time: tokio::sync::Mutex<()>,
 }
 
 impl Reloader {
     /// Of a gateway that began with `config`, and with the files that it names as [`first_looks`] says.
-    pub fn new(core: Arc<Core>, quic: Arc<Listener>, config: Config, first: Vec<Looked>) -> Self {
+    pub fn new(core: Arc<Core>, quic: Arc<Listener>, config: Config, first: Vec<Option<Stamp>>) -> Self {
         Self {
             core,
             quic,
@@ -153,7 +153,7 @@ pub async fn keep_keys_fresh(core: Arc<Core>) {
 
 /// As the files are before any of them is read, and its own file before the configuration was: who changes one while a
 /// gateway starts has changed it.
-pub fn first_looks(config: &Config) -> Vec<Looked> {
+pub fn first_looks(config: &Config) -> Vec<Option<Stamp>> {
     let mut looks = looks(config);
     if config.file.is_some() {
         looks[0] = config.looked;
@@ -161,7 +161,7 @@ pub fn first_looks(config: &Config) -> Vec<Looked> {
     looks
 }
 
-fn looks(config: &Config) -> Vec<Looked> {
+fn looks(config: &Config) -> Vec<Option<Stamp>> {
     let authority = config.agents.authority.as_ref();
     let files: [Option<&PathBuf>; 7] = [
         config.file.as_ref(),
@@ -174,11 +174,16 @@ fn looks(config: &Config) -> Vec<Looked> {
     ];
     let kept = authority.map(named::kept_files);
     let kept = kept.iter().flat_map(|(certificate, key)| [certificate, key]);
-    files.into_iter().flatten().chain(kept).map(|path| looked(path)).chain(issuer_looks(&config.dynamic)).collect()
+    files.into_iter().flatten().chain(kept).map(|path| stamp(path)).chain(issuer_looks(&config.dynamic)).collect()
 }
 
-fn issuer_looks(dynamic: &Dynamic) -> Vec<Looked> {
-    dynamic.issuers.iter().flat_map(RawIssuer::files).map(looked).collect()
+/// As a file is now; none where it may not be looked at.
+fn stamp(path: &Path) -> Option<Stamp> {
+    Stamp::of(path).ok()
+}
+
+fn issuer_looks(dynamic: &Dynamic) -> Vec<Option<Stamp>> {
+    dynamic.issuers.iter().flat_map(RawIssuer::files).map(stamp).collect()
 }
 
 #[cfg(test)]

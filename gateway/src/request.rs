@@ -10,6 +10,7 @@ pub mod headers;
 pub mod locate;
 pub mod open;
 pub mod redirect;
+pub mod refusal;
 pub mod relay;
 pub mod respond;
 pub mod trace;
@@ -29,7 +30,8 @@ use types::{api::UNCONFIRMED_BY, ids::RequestId};
 
 use self::{
     address::{Address, AddressError, ClusterAddress, Endpoint, LongTarget, ServerName},
-    respond::{Body, Kind, Refusal},
+    refusal::{Kind, Refusal},
+    respond::Body,
     trace::Trace,
 };
 use crate::{
@@ -200,7 +202,7 @@ pub async fn reach(
         record.stage(Stage::Relay);
         Box::pin(relay::relay(core, request, (head, opened), session, custody))
     };
-    let mut answer = relayed.await?;
+    let mut answer = relayed.await?.map(Body::from);
     if let Some(names) = not_told {
         // Sessions there are not extended.
         answer.headers_mut().insert(HeaderName::from_static(UNCONFIRMED_BY), *names);

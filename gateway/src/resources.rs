@@ -2,6 +2,7 @@
 //! written, shown or deleted, and one line in [`KINDS`]. Paths, api-versions, access, ETags, paging, long-running
 //! operations and errors are the same for all and live in [`crate::api`].
 
+mod authorization;
 pub mod connected_cluster;
 pub mod enrolment_token;
 pub mod extension;
@@ -21,7 +22,10 @@ pub mod subscription;
 use futures_util::future::BoxFuture;
 use http::StatusCode;
 use serde_json::{Map, Value, json};
-use types::api::{ErrorDetail, ResourceId, id::fold};
+use types::{
+    api::{ErrorDetail, ResourceId, id::fold},
+    instants::instant,
+};
 
 use self::schema::Property;
 use crate::{
@@ -30,7 +34,6 @@ use crate::{
     control::{Control, Kinds, objects::Followed},
     directory::{Decides, Deciding, Directory},
     identity::Caller,
-    instants::instant,
     issuer::Issuer,
     object::Object,
     store::{agents::Agent, resources::Stored, statuses::Told},

@@ -16,12 +16,11 @@ use certs::{Authority, AuthorityError, Bundle, Credentials, LoadError, Roots, Va
 use rustls::pki_types::CertificateDer;
 use serde_json::{Value, json};
 use time::OffsetDateTime;
-use types::instants::rfc3339;
+use types::instants::{milliseconds, rfc3339};
 
 use crate::{
     config::{Config, agents::AuthorityFiles},
     init::{AUTHORITY_DAYS, SERVER_DAYS},
-    instants::milliseconds,
     named::{self, NamedError},
     renew::{self, RenewError},
     store::{Store, StoreError},

@@ -27,13 +27,15 @@ use dashmap::DashMap;
 use http::Method;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
-use types::ids::{ClusterKey, RequestId};
+use types::{
+    ids::{ClusterKey, RequestId},
+    instants::unix_seconds,
+};
 
 use crate::{
     audit::TEXT_BYTES,
     cluster::ClusterRef,
     identity::Principal,
-    instants::unix_seconds,
     metrics::{Metrics, OpenGuard},
     permit::{self, Permit},
     policy::DenialReason,

@@ -15,7 +15,10 @@ use auth::{
 use certs::Roots;
 use daemon::Shutdown;
 use tokio::sync::watch;
-use types::ids::{ClusterId, ClusterKey};
+use types::{
+    ids::{ClusterId, ClusterKey},
+    instants::unix_seconds,
+};
 
 use crate::{
     account_names::AccountNames,
@@ -25,7 +28,6 @@ use crate::{
     directory::Directory,
     guid::is_guid,
     identity::{Access, Holder, Principal},
-    instants::unix_seconds,
     issuer::Issuer,
     policy::{DenialReason, Policy},
 };

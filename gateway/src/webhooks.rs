@@ -19,13 +19,13 @@ use http_body_util::{BodyExt as _, Full, Limited};
 use hyper_util::rt::TokioIo;
 use rustls::pki_types::ServerName;
 use tokio_rustls::TlsConnector;
+use types::instants::unix_seconds;
 use url::Host;
 
 use crate::{
     config::webhook::Webhook,
     control::Control,
     events::cloud_event,
-    instants::unix_seconds,
     store::events::{Event, Of},
 };
 

@@ -8,9 +8,8 @@ Two rules:
   its modules; what it re-exports is not its own.
 - Where the crate's documentation has a table of floors (`gateway/src/lib.rs`), no module uses one of a higher floor.
 
-A module may use its parent and the other way round, which is how Rust's modules are made. KNOWN lists what still breaks a
-rule. The list only shrinks: what no longer breaks one must be taken from it, and a new or a larger circle fails.
-`check.py --arrows` also prints which module uses which; `check.py --selftest` tries the rules on small crates.
+A module may use its parent and the other way round, which is how Rust's modules are made. `check.py --arrows` also
+prints which module uses which; `check.py --selftest` tries the rules on small crates.
 """
 
 import re
@@ -20,40 +19,6 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-
-# Package folder: what breaks a rule, as it is printed.
-KNOWN = {
-    "agent": [
-        "crate::config: a circle of extensions gitops guard identity_tokens metadata reference upgrades",
-        "crate::roles: a circle of cluster_metadata_operator clusteridentityoperator error kube_aad_proxy kubeconfig kubernetes logcollector parts resource resource_sync_agent serve upgrader",
-        "crate::roles::kube_aad_proxy::dial: a circle of body pool",
-        "crate::tunnel: a circle of connect way",
-    ],
-    "cli": [
-        "crate::commands: a circle of connect upgrade",
-        "crate::commands::connect: a circle of extensions values",
-        "crate::commands::connect: a circle of precheck resource token",
-        "crate::local_proxy: a circle of body upstream",
-        "crate::manifests: a circle of objects rights",
-    ],
-    "gateway": [
-        "crate::issuer: a circle of documents flows keys page principals refresh shared users",
-        "crate::request: a circle of headers open relay respond",
-        "crate::resources: a circle of role_assignment role_definition",
-    ],
-    "proto/auth": [
-        "crate::token: a circle of error fetch jwk jws",
-    ],
-    "proto/daemon": [
-        "crate::settings: a circle of reference section",
-    ],
-    "proto/tunnel": [
-        "crate::transport: a circle of carrier http2 memory quic session stream",
-        "crate::transport::http2: a circle of connection shelf streams",
-        "crate::transport::quic: a circle of endpoint keep_alive streams",
-        "crate::transport::session: a circle of driver hello",
-    ],
-}
 
 TOKENS = re.compile(r'r(#*)".*?"\1|"(?:\\.|[^"\\])*"|\'(?:\\.|[^\'\\])\'|//[^\n]*|/\*.*?\*/', re.S)
 TEST_MODULE = re.compile(r"#\[cfg\((?:test\b|all\(test\b)[^\]]*\]\s*(?:#\[[^\]]*\]\s*)*(?:pub(?:\([^)]*\))?\s+)?mod\s+\w+\s*\{")
@@ -244,18 +209,14 @@ def main():
     if "--selftest" in sys.argv:
         return False
     broken = []
-    all_packages = packages()
-    for package in all_packages:
+    for package in packages():
         crate = Crate(ROOT / package)
-        uses, found, known = crate.beside(()), list(crate.faults()), KNOWN.get(package, [])
-        broken += [f"{package}: {fault}" for fault in found if fault not in known]
-        broken += [f"{package}: take it from KNOWN, it is no longer there: {fault}" for fault in known if fault not in found]
+        uses, found = crate.beside(()), list(crate.faults())
+        broken += [f"{package}: {fault}" for fault in found]
         if "--arrows" in sys.argv:
             for module in sorted(uses):
                 print(f"{package}: {module} -> {' '.join(sorted(uses[module]))}")
-        print(f"{package}: {len(crate.texts)} modules, {sum(map(len, uses.values()))} arrows in the root,"
-              f" {len(found)} that break a rule, all known" if set(found) <= set(known) else f"{package}: faults")
-    broken += [f"{package}: in KNOWN, but no package" for package in KNOWN if package not in all_packages]
+        print(f"{package}: {len(crate.texts)} modules, {sum(map(len, uses.values()))} arrows in the root, {len(found)} faults")
     for fault in broken:
         print(fault)
     return bool(broken)

@@ -11,7 +11,6 @@ use daemon::settings::{
 use super::{
     RoleSet,
     deployment::{Deployment, is_for},
-    reference::table,
 };
 
 /// Where the image of the extension manager has helm.
@@ -34,7 +33,7 @@ const PLACE_MAX: usize = 253;
 const LOCKED_MAX: usize = 1000;
 
 /// In the reference.
-pub(super) const TABLE: Table = table(
+pub(super) const TABLE: Table = Table::once(
     "extensions",
     false,
     "Installs charts of a signed catalogue; only where extension-manager runs.",

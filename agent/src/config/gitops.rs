@@ -13,7 +13,6 @@ use daemon::settings::{
 use super::{
     RoleSet,
     deployment::{Deployment, is_for},
-    reference::table,
 };
 
 /// How often everything is compared with the cluster though nothing has changed, and what an operator may set.
@@ -29,7 +28,7 @@ const SERVICE_PORT: &str = "EGRESS_PROXY_SERVICE_PORT";
 const PINS_MAX: usize = 1000;
 
 /// In the reference.
-pub(super) const TABLE: Table = table(
+pub(super) const TABLE: Table = Table::once(
     "gitops",
     false,
     "What flux configurations may do in this cluster, whatever the gateway wants; only where fluxconfig-agent runs.",

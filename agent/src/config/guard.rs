@@ -11,7 +11,6 @@ use daemon::settings::{
 use super::{
     Impersonation, RoleSet,
     deployment::{Deployment, is_for},
-    reference::table,
     split_url,
 };
 
@@ -21,7 +20,7 @@ const SERVER_NAMES_MAX: usize = 16;
 const SKIP_USERS_MAX: usize = 1000;
 
 /// In the reference.
-pub(super) const TABLE: Table = table(
+pub(super) const TABLE: Table = Table::once(
     "guard",
     false,
     "Answers the cluster's apiserver about tokens and rights, as its authentication and authorization webhook; only where guard runs.",

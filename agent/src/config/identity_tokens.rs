@@ -10,14 +10,13 @@ use daemon::settings::{
 use super::{
     RoleSet,
     deployment::{Deployment, is_for},
-    reference::table,
 };
 
 /// The most names that the token listener has.
 const SERVER_NAMES_MAX: usize = 16;
 
 /// In the reference.
-pub(super) const TABLE: Table = table(
+pub(super) const TABLE: Table = Table::once(
     "identity_tokens",
     false,
     "Gives others in the cluster tokens of its identity; only where controller-manager runs.",

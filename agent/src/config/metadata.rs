@@ -5,13 +5,11 @@ use daemon::settings::{
     reference::{Key, Table},
 };
 
-use super::reference::table;
-
 /// The longest name of a distribution or an infrastructure.
 const METADATA_MAX: usize = 64;
 
 /// In the reference.
-pub(super) const TABLE: Table = table(
+pub(super) const TABLE: Table = Table::once(
     "metadata",
     false,
     "What the agents would guess from the nodes.",

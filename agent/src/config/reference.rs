@@ -7,10 +7,6 @@ use daemon::settings::reference::{self, Key, Table};
 
 use super::{Config, extensions, gitops, guard, identity_tokens, metadata, upgrades};
 
-pub(super) const fn table(name: &'static str, needed: bool, meaning: &'static str, keys: &'static [Key]) -> Table {
-    Table { name, many: false, needed, meaning, keys }
-}
-
 /// The text of `agent/reference.toml`: every setting with its meaning and default.
 pub fn text() -> String {
     let title = "The agent's settings, all of them; the chart writes this file from its values. Paths are relative to the file's folder. \
@@ -21,15 +17,15 @@ pub fn text() -> String {
 
 /// Tables and keys.
 pub const TABLES: &[Table] = &[
-    table("", true, "The process.", ROOT),
-    table("gateway", true, "How the gateway is reached.", GATEWAY),
-    table(
+    Table::once("", true, "The process.", ROOT),
+    Table::once("gateway", true, "How the gateway is reached.", GATEWAY),
+    Table::once(
         "identity",
         false,
         "A certificate that the agents get and renew themselves, instead of gateway.certificate_file and key_file.",
         IDENTITY,
     ),
-    table(
+    Table::once(
         "forward",
         false,
         "What copies connections to the gateway and nowhere else, for agents without a way out (gateway.via).",
@@ -41,26 +37,20 @@ pub const TABLES: &[Table] = &[
     guard::TABLE,
     upgrades::TABLE,
     metadata::TABLE,
-    table("cluster", false, "How the apiserver is reached; without it by the pod's service account.", CLUSTER),
-    Table {
-        name: "issuers",
-        many: true,
-        needed: false,
-        meaning: "Who may issue users' tokens, as at the gateway; checked here again.",
-        keys: ISSUER_KEYS,
-    },
-    table("proxy", false, "An HTTP CONNECT proxy on the way to the gateway.", PROXY),
-    table("impersonation", false, "Bounds on who is impersonated.", IMPERSONATION),
-    table(
+    Table::once("cluster", false, "How the apiserver is reached; without it by the pod's service account.", CLUSTER),
+    Table::many("issuers", "Who may issue users' tokens, as at the gateway; checked here again.", ISSUER_KEYS),
+    Table::once("proxy", false, "An HTTP CONNECT proxy on the way to the gateway.", PROXY),
+    Table::once("impersonation", false, "Bounds on who is impersonated.", IMPERSONATION),
+    Table::once(
         "azure_rbac",
         false,
         "Decides calls also by the gateway's roles and assignments; without it the cluster's own RBAC decides alone.",
         AZURE_RBAC,
     ),
-    table("sessions", false, "How sessions live.", SESSIONS),
-    table("limits", false, "Bounds of the process.", LIMITS),
-    table("log", false, "What is logged, on standard error.", LOG),
-    table("admin", false, "Health, readiness, status and metrics.", ADMIN),
+    Table::once("sessions", false, "How sessions live.", SESSIONS),
+    Table::once("limits", false, "Bounds of the process.", LIMITS),
+    Table::once("log", false, "What is logged, on standard error.", LOG),
+    Table::once("admin", false, "Health, readiness, status and metrics.", ADMIN),
 ];
 
 const ROOT: &[Key] = &[Key::default(

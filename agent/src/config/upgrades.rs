@@ -11,7 +11,6 @@ use daemon::settings::{
 use super::{
     RoleSet,
     deployment::{Deployment, is_for},
-    reference::table,
 };
 
 /// How often it is looked though nothing was told, and what an operator may set.
@@ -28,7 +27,7 @@ const TIMEOUT_MIN: Duration = Duration::from_secs(20);
 const TIMEOUT_MAX: Duration = Duration::from_secs(3600);
 
 /// In the reference.
-pub(super) const TABLE: Table = table(
+pub(super) const TABLE: Table = Table::once(
     "upgrades",
     false,
     "Upgrades the agents to versions of a signed catalogue; only where upgrader runs.",

@@ -22,7 +22,7 @@ use futures_util::future::BoxFuture;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio::sync::{Notify, watch};
-use types::agent_api::decode;
+use types::agent_api::{codes, decode};
 
 use self::gateway::Library;
 use super::objects::state::{Fault, Problem};
@@ -203,7 +203,7 @@ impl<'a, G: Library> Catalogue<'a, G> {
         let trust = self.trust().await?;
         let unreachable = |err: &dyn std::error::Error| Problem::of(Fault::Gateway, "CatalogueUnreachable", chain(err));
         let none =
-            || Problem::passes("NoCatalogue", "the gateway has no catalogue; set catalogue in its configuration");
+            || Problem::passes(codes::NO_CATALOGUE, "the gateway has no catalogue; set catalogue in its configuration");
         let known = *self.digest.lock().unwrap_or_else(PoisonError::into_inner);
         let index = match self.gateway.catalogue(known).await {
             Ok(Some(index)) => index,

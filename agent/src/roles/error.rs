@@ -7,22 +7,13 @@ use std::net::SocketAddr;
 pub enum BuildError {
     /// The way to the gateway.
     #[error("the way to the gateway")]
-    Gateway(#[from] crate::tunnel::connect::SetupError),
+    Gateway(#[from] crate::tunnel::setup::SetupError),
     /// The certificate is not an agent's.
     #[error("the agent's certificate")]
     Certificate(#[source] certs::PeerError),
     /// The certificate does not name a cluster.
     #[error("the agent's certificate")]
     ClusterId(#[source] types::ids::InvalidClusterId),
-    /// The way to the apiserver.
-    #[error("the way to the apiserver")]
-    Access(#[from] super::kube_aad_proxy::dial::access::AccessError),
-    /// The apiserver's address.
-    #[error("the way to the apiserver")]
-    Apiserver(#[from] super::kube_aad_proxy::dial::DialError),
-    /// The agents' own way to the apiserver.
-    #[error("the agents' own way to the apiserver")]
-    Kubernetes(#[from] super::kubernetes::KubernetesError),
     /// Where the cluster's certificate is kept.
     #[error("where the cluster's certificate is kept")]
     Store(#[from] crate::identity::store::StoreError),

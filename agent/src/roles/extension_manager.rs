@@ -42,7 +42,7 @@ use std::{sync::Arc, time::Duration};
 use daemon::Shutdown;
 use futures_util::future::BoxFuture;
 use kube::Client;
-use types::ids::ClusterId;
+use types::{api::id::EXTENSIONS, ids::ClusterId};
 
 use self::{
     converge::Converge,
@@ -92,7 +92,7 @@ pub const ENTRY: Entry = Entry {
 pub struct Extensions;
 
 impl Kind for Extensions {
-    const TYPE: &'static str = "Microsoft.KubernetesConfiguration/extensions";
+    const TYPE: &'static str = EXTENSIONS;
     const RESOURCE: (&'static str, &'static str) = ("ExtensionConfig", "extensionconfigs");
     const NOUN: &'static str = "extension";
     const NOUNS: &'static str = "extensions";

@@ -43,7 +43,7 @@ use futures_util::future::BoxFuture;
 use kube::Client;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use types::ids::ClusterId;
+use types::{api::id::FLUX_CONFIGURATIONS, ids::ClusterId};
 
 use self::{
     config_agent::GitConfigs,
@@ -119,7 +119,7 @@ impl From<SetupError> for BuildError {
 pub struct FluxConfigs;
 
 impl Kind for FluxConfigs {
-    const TYPE: &'static str = "Microsoft.KubernetesConfiguration/fluxConfigurations";
+    const TYPE: &'static str = FLUX_CONFIGURATIONS;
     const RESOURCE: (&'static str, &'static str) = ("FluxConfig", "fluxconfigs");
     const NOUN: &'static str = "flux configuration";
     const NOUNS: &'static str = "flux configurations";

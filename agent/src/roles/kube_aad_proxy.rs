@@ -10,6 +10,7 @@ pub mod exchange;
 pub mod impersonate;
 pub mod review;
 pub mod target;
+pub mod users;
 
 use std::{
     pin::Pin,
@@ -36,10 +37,10 @@ use self::{
     exchange::{Begun, Bounds, Exchange, Outcome, Refused, Waited},
     impersonate::{Names, Principal, Subject, UpstreamHead},
     review::Reviews,
+    users::Users,
 };
 use super::{
     Entry, Role, Serves, Visit,
-    parts::Users,
     sessions::{Session, Sessions},
 };
 use crate::{config::Deployment, metrics};

@@ -15,7 +15,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObjec
 use secrecy::{ExposeSecret as _, SecretString};
 use tunnel::transport::dial::Proxy;
 
-use super::kube_aad_proxy::dial::socks::Socks5;
+use super::socks::Socks5;
 
 /// A kubeconfig's context.
 pub struct Loaded {

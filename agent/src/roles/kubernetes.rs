@@ -9,7 +9,10 @@ use kube::{
     config::{AuthInfo, Config},
 };
 
-use super::kubeconfig::{self, Loaded};
+use super::{
+    error::BuildError,
+    kubeconfig::{self, Loaded},
+};
 use crate::{
     chain,
     config::{self, Cluster},
@@ -34,6 +37,12 @@ pub enum KubernetesError {
         /// What is wrong with it.
         problem: String,
     },
+}
+
+impl From<KubernetesError> for BuildError {
+    fn from(error: KubernetesError) -> Self {
+        Self::Role { what: "the agents' own way to the apiserver", source: Box::new(error) }
+    }
 }
 
 /// A client with the pod's namespace, or the kubeconfig's, as its default one.

@@ -15,16 +15,10 @@ use super::{
     egress_proxy::Grants,
     error::BuildError,
     health::Health,
-    kube_aad_proxy::{
-        authenticate::Authenticator,
-        authorize::Authorizer,
-        dial::{Apiserver, access::Access},
-        impersonate::Names,
-    },
+    kube_aad_proxy::users::{Judges, Users},
     kubernetes,
     logcollector::LogBuffer,
     serve::Server,
-    sessions::Sessions,
 };
 use crate::{
     chain,
@@ -77,51 +71,6 @@ pub struct Parts {
     pub logs: Option<LogBuffer>,
 }
 
-/// What says who somebody is and what they may do: the same for requests through the tunnel and for the apiserver's
-/// own questions.
-#[derive(Clone)]
-pub struct Judges {
-    /// Judges users' tokens.
-    pub authenticator: Arc<Authenticator>,
-    /// Asks roles and assignments.
-    pub authorizer: Arc<Authorizer>,
-    /// Whom users may be.
-    pub names: Names,
-}
-
-/// What the roles share that serve users.
-pub struct Users {
-    /// The cluster's apiserver.
-    pub apiserver: Arc<Apiserver>,
-    /// Judges users' tokens.
-    pub authenticator: Arc<Authenticator>,
-    /// Asks roles and assignments.
-    pub authorizer: Arc<Authorizer>,
-    /// Whom users may be.
-    pub names: Names,
-    /// What users have open.
-    pub sessions: Arc<Sessions>,
-}
-
-impl Judges {
-    fn new(config: &Config, connector: &Arc<Connector>, cluster: &ClusterId) -> Result<Self, BuildError> {
-        let verifier = verifier(config, connector)?;
-        let authenticator = Arc::new(Authenticator::new(verifier, cluster.clone()));
-        let authorizer = Authorizer::new(authenticator.clone(), config.azure_rbac.clone());
-        Ok(Self { authenticator, authorizer, names: Names::new(&config.impersonation) })
-    }
-}
-
-impl Users {
-    async fn new(config: &Config, judges: Judges, connections: &TaskGroup) -> Result<Self, BuildError> {
-        let access = Access::new(&config.cluster).await?;
-        let apiserver = Arc::new(Apiserver::new(access, connections.clone())?);
-        let Judges { authenticator, authorizer, names } = judges;
-        let sessions = Sessions::new(config.outlive_token);
-        Ok(Self { apiserver, authenticator, authorizer, names, sessions })
-    }
-}
-
 impl Parts {
     /// By these settings, with the system's clock. Tasks of connections to the apiserver run in `connections`. What is
     /// written to `logs` is sent to the gateway.
@@ -135,7 +84,10 @@ impl Parts {
         let connector = Arc::new(Connector::new(&config, &identities)?);
         let cluster = own_cluster(&config, &connector)?;
         let judged = config.roles.serves_users() || config.guard.is_some();
-        let judges = judged.then(|| Judges::new(&config, &connector, &cluster)).transpose()?;
+        let judges = match judged {
+            true => Some(Judges::new(&config, verifier(&config, &connector)?, &cluster)),
+            false => None,
+        };
         let users = match judges.clone().filter(|_| config.roles.serves_users()) {
             Some(judges) => Some(Users::new(&config, judges, connections).await?),
             None => None,
@@ -211,7 +163,7 @@ fn own_cluster(config: &Config, connector: &Connector) -> Result<ClusterId, Buil
     if let IdentitySource::Managed(managed) = &config.gateway.identity {
         return Ok(managed.cluster.clone());
     }
-    let credentials = connector.credentials().ok_or(crate::tunnel::connect::SetupError::NoIdentity)?;
+    let credentials = connector.credentials().ok_or(crate::tunnel::setup::SetupError::NoIdentity)?;
     let claimed = PeerIdentity::claimed(credentials.chain()).map_err(BuildError::Certificate)?;
     let id = claimed.agent().map_err(BuildError::Certificate)?;
     id.parse().map_err(BuildError::ClusterId)

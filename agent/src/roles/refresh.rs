@@ -13,8 +13,8 @@ use super::{
         Refusal, admit,
         authenticate::{Authenticated, Authenticator},
         refuse,
+        users::Users,
     },
-    parts::Users,
     sessions::Sessions,
 };
 use crate::config::Deployment;

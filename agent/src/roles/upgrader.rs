@@ -30,7 +30,7 @@ use kube::{
 };
 use serde_json::{Value, json};
 use tokio::sync::watch;
-use types::agent_api::Desired;
+use types::agent_api::{Desired, codes};
 
 use self::{
     job::{Plan, Work},
@@ -54,7 +54,7 @@ use crate::{
 /// This role's name.
 pub const NAME: &str = Deployment::Upgrader.name();
 /// The type of the agents in a catalogue.
-pub const TYPE: &str = "towline.agent";
+pub const TYPE: &str = types::agent_api::AGENTS_TYPE;
 
 /// In the list of roles.
 pub const ENTRY: Entry = Entry {
@@ -272,7 +272,7 @@ impl Upgrader {
         let Some(verified) = known.verified else {
             return Err(known
                 .problem
-                .unwrap_or_else(|| Problem::passes("NoCatalogue", "the gateway has no catalogue")));
+                .unwrap_or_else(|| Problem::passes(codes::NO_CATALOGUE, "the gateway has no catalogue")));
         };
         let missing = || {
             Problem::passes(

@@ -13,8 +13,8 @@ use super::{
         admit,
         authenticate::{Authenticator, is_unjudged},
         impersonate::{Names, Subject},
+        users::Users,
     },
-    parts::Users,
 };
 use crate::config::Deployment;
 

@@ -24,7 +24,11 @@ use tunnel::{
 };
 use types::{instants::rfc3339, version::Features};
 
-use super::{choose::Network, way::Way};
+use super::{
+    choose::Network,
+    setup::{SetupError, server_name},
+    way::Way,
+};
 use crate::{
     chain,
     config::{Config, Endpoint, IdentitySource, Proxy, Via},
@@ -153,26 +157,6 @@ enum Shown {
 
 /// A TCP connection to the gateway, what TLS on it needs, and the gateway's `host:port`.
 pub type Opened = (dial::TcpIo, Arc<ClientConfig>, ServerName<'static>, String);
-
-/// Settings that cannot be used.
-#[derive(Debug, thiserror::Error)]
-pub enum SetupError {
-    /// Nothing to show yet.
-    #[error("this cluster has no certificate yet")]
-    NoIdentity,
-    /// A certificate or key file.
-    #[error(transparent)]
-    Load(#[from] certs::LoadError),
-    /// The TLS settings cannot be built from the certificates and roots.
-    #[error(transparent)]
-    Tls(#[from] certs::tls::TlsError),
-    /// A name that no certificate can have.
-    #[error("{0:?} is not a name of a server")]
-    Name(String),
-    /// The operating system gave no random bytes.
-    #[error("the operating system gives no random numbers")]
-    Random,
-}
 
 /// Why there is no TCP connection.
 #[derive(Debug, thiserror::Error)]
@@ -452,10 +436,6 @@ impl Connector {
             ConnectError { refused: code, replicas, ..failed(chain(&err), !refused, retry_after) }
         })
     }
-}
-
-pub(super) fn server_name(name: &str) -> Result<ServerName<'static>, SetupError> {
-    ServerName::try_from(name.to_owned()).map_err(|_| SetupError::Name(name.to_owned()))
 }
 
 impl Connect for Connector {

@@ -6,7 +6,7 @@ use certs::Roots;
 use rustls::{ClientConfig, pki_types::ServerName};
 use tunnel::transport::dial;
 
-use super::connect::{SetupError, server_name};
+use super::setup::{SetupError, server_name};
 use crate::config::Proxy;
 
 /// Through a proxy, or not.

@@ -4,7 +4,8 @@
 //! | part | what it does |
 //! |---|---|
 //! | [`precheck`] | everything that can be known before anything is made; changes nothing |
-//! | [`resource`] | the resource with the cluster's public key |
+//! | [`resource`] | what there is of the resource |
+//! | [`put`] | makes the resource with the cluster's public key |
 //! | [`token`] | the same by a one-time token in place of a sign-in |
 //! | [`extensions`] | whether helm charts are installed there, and which catalogue is trusted |
 //! | [`values`] | the manifests' values, of what was typed and what the gateway says |
@@ -14,11 +15,13 @@
 //! | [`update`] | other settings for agents that are there, which `towline update` is about |
 
 mod extensions;
+mod image;
 mod install;
 mod key;
 mod network;
 mod precheck;
 mod proxy;
+mod put;
 mod resource;
 mod token;
 mod update;

@@ -5,12 +5,10 @@ pub mod job;
 
 use std::{process::ExitCode, time::Duration};
 
-use agent::roles::upgrader::judge;
 use anyhow::anyhow;
 use daemon::settings::positive_duration;
 use serde_json::Value;
 
-pub use self::job::{is_changed, to_apply_again};
 use super::{
     CommonArgs,
     clusters::{DETAILS, NamedCluster, with_group},
@@ -92,16 +90,6 @@ pub fn refuse_beside_automatic(resource: &Value, command: &str, hint: &str) -> O
     Err(Failure::from(error).hint(hint.to_owned()))
 }
 
-/// Whether agents that are there may become this program's version.
-///
-/// # Errors
-/// When that goes back too far.
-pub fn may_become_ours(there: Option<&str>) -> Outcome<()> {
-    let Some(there) = there else { return Ok(()) };
-    judge::may_follow(there, manifests::version())
-        .map_err(|why| Failure::from(anyhow!(why)).hint(format!("use towline of version {there} or of a newer one")))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -122,11 +110,5 @@ mod tests {
             assert_eq!(refuse_beside_automatic(&resource, "towline update --upgrade", "do").is_ok(), may, "{switch}");
         }
         assert!(refuse_beside_automatic(&Value::Null, "towline upgrade", "do").is_err(), "on is the default");
-    }
-
-    #[test]
-    fn u3_agents_that_are_much_newer_stay_what_they_are() {
-        assert!(may_become_ours(None).is_ok() && may_become_ours(Some(manifests::version())).is_ok());
-        assert!(may_become_ours(Some("0.99.0")).is_err());
     }
 }

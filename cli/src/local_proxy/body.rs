@@ -10,7 +10,7 @@ use http_body::{Frame, SizeHint};
 use hyper::body::Incoming;
 use tunnel::exchange::Resendable;
 
-use super::upstream::Slot;
+use super::slot::Slot;
 
 /// The body of an answer.
 pub enum AnswerBody {

@@ -20,7 +20,7 @@ use tokio::sync::Mutex;
 use tunnel::exchange::{Resendable, Room, Sending, was_not_processed};
 use types::limits;
 
-use super::body::AnswerBody;
+use super::{body::AnswerBody, slot::Slot};
 use crate::client::Client;
 
 /// Requests open at once on one HTTP/2 connection; a further one gets a further connection. Less than the 100 that many
@@ -38,22 +38,6 @@ const PING_EVERY: Duration = Duration::from_secs(15);
 const PING_TIMEOUT: Duration = Duration::from_secs(15);
 /// Connections tried for one request.
 const TRIES: usize = 4;
-
-/// Counts one request on a connection, until it is dropped.
-pub struct Slot(Arc<AtomicUsize>);
-
-impl Slot {
-    fn take(open: &Arc<AtomicUsize>) -> Self {
-        open.fetch_add(1, Ordering::Relaxed);
-        Self(open.clone())
-    }
-}
-
-impl Drop for Slot {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
-    }
-}
 
 struct Shared {
     sender: http2::SendRequest<Outgoing>,

@@ -7,10 +7,11 @@ use secrecy::ExposeSecret;
 use serde_json::{Map, Value, json};
 
 use super::{
-    AGENT, CONFIG_FILE, EXTENSIONS, FLUX_LOGS, GITOPS, GUARD, GUARD_MANIFESTS, GUARD_MANIFESTS_NAMESPACE, GUARD_SECRET,
-    MANAGED_BY, MANAGER, RELEASE, SERVING_CA, SERVING_SECRET, TOKENS_SERVICE, UPGRADER, VERSION_LABEL, Values,
+    AGENT, CONFIG_FILE, EXTENSIONS, GUARD, GUARD_MANIFESTS, GUARD_MANIFESTS_NAMESPACE, GUARD_SECRET, MANAGED_BY,
+    MANAGER, SERVING_CA, SERVING_SECRET, TOKENS_SERVICE, UPGRADER, VERSION_LABEL, Values,
     config::{self, Files},
-    rights::{self, account_name},
+    parts::{Part, account_name, object},
+    rights,
 };
 
 const CRD: &str = include_str!("../../../docker/chart/towline-agent/files/crd.yaml");
@@ -23,64 +24,6 @@ const EXTENSION_GRACE_SECONDS: u64 = 60;
 /// the cluster may choose.
 const MODE_ALL: u32 = 0o444;
 
-/// Which of the Deployments something belongs to.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Part {
-    /// The Deployment [`AGENT`].
-    Agent,
-    /// The Deployment [`MANAGER`].
-    Manager,
-    /// The Deployment [`EXTENSIONS`].
-    Extensions,
-    /// The Deployment [`GITOPS`].
-    Gitops,
-    /// The Deployment [`GUARD`].
-    Guard,
-    /// The Deployment [`FLUX_LOGS`].
-    FluxLogs,
-    /// The Deployment [`UPGRADER`].
-    Upgrader,
-}
-
-impl Part {
-    /// The Deployment's name, and the container's.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Agent => AGENT,
-            Self::Manager => MANAGER,
-            Self::Extensions => EXTENSIONS,
-            Self::Gitops => GITOPS,
-            Self::Guard => GUARD,
-            Self::FluxLogs => FLUX_LOGS,
-            Self::Upgrader => UPGRADER,
-        }
-    }
-
-    fn app(self) -> &'static str {
-        match self {
-            Self::Agent => "towline-agent",
-            Self::Manager => "towline-controller-manager",
-            Self::Extensions => "towline-extension-manager",
-            Self::Gitops => "towline-fluxconfig-agent",
-            Self::Guard => "towline-guard",
-            Self::FluxLogs => "towline-flux-logs-agent",
-            Self::Upgrader => "towline-upgrader",
-        }
-    }
-
-    fn selector(self) -> Value {
-        json!({"app.kubernetes.io/name": self.app(), "app.kubernetes.io/instance": RELEASE})
-    }
-
-    fn labels(self) -> Value {
-        let mut labels = self.selector();
-        labels["app.kubernetes.io/component"] = self.name().into();
-        labels["app.kubernetes.io/managed-by"] = MANAGED_BY.into();
-        labels[VERSION_LABEL] = super::version().into();
-        labels
-    }
-}
-
 /// Says of objects that they are another version's than this program's, whose image they have.
 pub fn relabel(objects: &mut [Value], version: &str) {
     for object in objects {
@@ -88,19 +31,6 @@ pub fn relabel(objects: &mut [Value], version: &str) {
             *label = version.into();
         }
     }
-}
-
-/// The beginning of an object.
-pub fn object(version: &str, kind: &str, name: &str, namespace: Option<&str>, part: Part) -> Value {
-    let mut made = json!({
-        "apiVersion": version,
-        "kind": kind,
-        "metadata": {"name": name, "labels": part.labels()},
-    });
-    if let Some(namespace) = namespace {
-        made["metadata"]["namespace"] = namespace.into();
-    }
-    made
 }
 
 /// The namespace, for where there is none yet. The pods keep to the strictest of the standards.

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::{
     AGENT, EXTENSIONS, FLUX_LOGS, GITOPS, GUARD, GUARD_MANIFESTS, GUARD_MANIFESTS_NAMESPACE, GUARD_SECRET,
     IDENTITY_SECRET, MANAGER, SERVING_CA, SERVING_SECRET, TOKENS_SERVICE, UPGRADER, Values,
-    objects::{Part, object},
+    parts::{Part, account_name, object},
     values::Account,
 };
 
@@ -122,21 +122,6 @@ fn impersonation(values: &Values) -> Value {
         {"apiGroups": ["authentication.k8s.io"], "resources": ["selfsubjectreviews"],
          "verbs": ["impersonate-on:user-info:create"]},
     ])
-}
-
-/// The name of a part's service account.
-pub fn account_name(part: Part, account: &Account) -> &str {
-    match (account.name.as_str(), account.create, part) {
-        ("", true, Part::Agent) => AGENT,
-        ("", true, Part::Manager) => MANAGER,
-        ("", true, Part::Guard) => GUARD,
-        // Never "default": it becomes an administrator.
-        ("", _, Part::Extensions) => EXTENSIONS,
-        // Nor for this one, which changes what the others run.
-        ("", _, Part::Upgrader) => UPGRADER,
-        ("", false, _) => "default",
-        (name, ..) => name,
-    }
 }
 
 struct Subject<'a> {

@@ -45,7 +45,7 @@ pub async fn chart(call: &Call, agent: &Agent) -> Result<Reply, ApiError> {
 fn catalogue(call: &Call) -> Result<&Arc<Catalogue>, ApiError> {
     call.control.catalogue.as_ref().ok_or_else(|| {
         let message = "This gateway has no catalogue of extensions; set catalogue_dir in [api] of its configuration.";
-        ApiError::of(StatusCode::NOT_FOUND, "NoCatalogue", message)
+        ApiError::of(StatusCode::NOT_FOUND, types::agent_api::codes::NO_CATALOGUE, message)
     })
 }
 

@@ -12,6 +12,7 @@ use http::{StatusCode, header};
 use types::{
     agent_api::{CONNECT_AGAIN, Certificate, Enrolment, Renewal, codes, decode, enrolment_message, enrolment_paths},
     ids::ClusterId,
+    instants::{instant, milliseconds},
 };
 
 use super::{Agent, Call, DEAR, OF_ADDRESS, Reply, Visitor, challenge::cluster_id};
@@ -20,7 +21,6 @@ use crate::{
     cluster::{Gone, Named},
     config::agents::LONGEST_CERTIFICATE,
     control::{Control, tell},
-    instants::{instant, milliseconds},
     metrics::Enrolled,
     resources::connected_cluster::{self as cluster, fingerprint, key_name},
     skew::{self, Skew},
@@ -93,7 +93,7 @@ async fn enrolled(call: &Call, visitor: &Visitor) -> Result<Reply, ApiError> {
     }
     let Some(principal) = cluster::principal(&stored) else {
         let message = format!("The resource {id} has no identity; write it with identity.type SystemAssigned.");
-        return Err(ApiError::of(StatusCode::CONFLICT, "IdentityMissing", message));
+        return Err(ApiError::of(StatusCode::CONFLICT, codes::IDENTITY_MISSING, message));
     };
     let request = request(&csr, &id, principal)?;
     let fingerprint = fingerprint(&key);

@@ -3,14 +3,16 @@
 
 use http::StatusCode;
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
-use types::agent_api::{AgentError, Heartbeat, HeartbeatAnswer, Upgrade, codes};
+use types::{
+    agent_api::{AgentError, Heartbeat, HeartbeatAnswer, Upgrade, codes},
+    instants::instant,
+};
 
 use super::{Agent, Call, Reply, certificate::later, desired::wanted, objects::stored_key};
 use crate::{
     api_error::ApiError,
     cluster::upgrade::{State, mark},
     control::tell,
-    instants::instant,
     skew::{self, Skew},
     store::agents::Kept,
 };

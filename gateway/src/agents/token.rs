@@ -4,7 +4,7 @@
 //! identities of its extensions, and no other's.
 
 use http::{StatusCode, header};
-use types::agent_api::{Token, TokenRequest};
+use types::agent_api::{Token, TokenRequest, codes};
 
 use super::{Agent, Call, Reply, objects::stored_key};
 use crate::{api_error::ApiError, resources::extension};
@@ -19,7 +19,7 @@ pub async fn serve(call: &Call, agent: &Agent) -> Result<Reply, ApiError> {
     let Some(principal) = agent.cluster.agents.principal() else {
         let message =
             "The cluster is one of the gateway's configuration and has no identity; connect it as a resource.";
-        return Err(ApiError::of(StatusCode::CONFLICT, "IdentityMissing", message));
+        return Err(ApiError::of(StatusCode::CONFLICT, codes::IDENTITY_MISSING, message));
     };
     let (principal, resource) = match extension {
         Some(name) => of_extension(call, agent, &name).await?,
@@ -51,7 +51,7 @@ async fn of_extension(call: &Call, agent: &Agent, name: &str) -> Result<(String,
         let message = format!(
             "The extension '{shown}' has no identity: write it with \"identity\": {{\"type\": \"SystemAssigned\"}}."
         );
-        return Err(ApiError::of(StatusCode::CONFLICT, "IdentityMissing", message).at("extension"));
+        return Err(ApiError::of(StatusCode::CONFLICT, codes::IDENTITY_MISSING, message).at("extension"));
     };
     Ok((principal.to_owned(), stored.id))
 }

@@ -2,13 +2,12 @@
 
 use http::{HeaderName, HeaderValue, Response, StatusCode, header};
 use serde_json::{Value, json};
-use types::api::ResourceId;
+use types::{api::ResourceId, instants::instant};
 
 use super::{Call, empty, json, read};
 use crate::{
     answers::Body,
     api_error::ApiError,
-    instants::instant,
     random,
     store::operations::{Operation, Status},
 };

@@ -8,13 +8,12 @@ use auth::rbac::{Scope, principal::user_key};
 use http::{Method, Response, StatusCode, header};
 use secrecy::ExposeSecret;
 use serde_json::{Map, Value, json};
-use types::api::ResourceId;
+use types::{api::ResourceId, instants::instant};
 
 use super::{Call, body, json, write::owners_turn};
 use crate::{
     answers::Body,
     api_error::ApiError,
-    instants::instant,
     issuer::{
         Issuer, KeptError, NewSecret, Principal, Principals, PrincipalsError,
         principals::{SECRET_LIFE, SECRETS_MAX},

@@ -28,6 +28,7 @@ mod sessions;
 mod size;
 mod source_control_configurations;
 mod upgrades;
+use types::instants::instant;
 
 use super::*;
 use crate::{
@@ -38,7 +39,6 @@ use crate::{
     },
     control::Parts,
     identity::Principal,
-    instants::instant,
     metrics::Metrics,
     policy::DenialReason,
     resources,

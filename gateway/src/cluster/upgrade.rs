@@ -2,10 +2,10 @@
 //! (`properties.miscellaneousProperties`, which clients read and never write), and what the agents tell of it.
 
 use serde_json::{Map, Value};
-use types::agent_api::Upgrade;
+use types::agent_api::{Upgrade, upgrade_states};
 
 /// The type of the catalogue whose versions are the agents'.
-pub const TYPE: &str = "towline.agent";
+pub const TYPE: &str = types::agent_api::AGENTS_TYPE;
 /// The property of the resource that has what the gateway noted.
 pub const PROPERTY: &str = "miscellaneousProperties";
 /// The version that the agents are to have by themselves.
@@ -39,11 +39,11 @@ impl State {
     /// The word in messages, events and metrics.
     pub fn as_str(self) -> &'static str {
         match self {
-            Self::Waiting => "Waiting",
-            Self::Running => "Running",
-            Self::Succeeded => "Succeeded",
-            Self::RolledBack => "RolledBack",
-            Self::Failed => "Failed",
+            Self::Waiting => upgrade_states::WAITING,
+            Self::Running => upgrade_states::RUNNING,
+            Self::Succeeded => upgrade_states::SUCCEEDED,
+            Self::RolledBack => upgrade_states::ROLLED_BACK,
+            Self::Failed => upgrade_states::FAILED,
         }
     }
 

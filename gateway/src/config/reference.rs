@@ -7,14 +7,6 @@ use daemon::settings::reference::{self, Key, Table};
 
 use super::Config;
 
-const fn table(name: &'static str, needed: bool, meaning: &'static str, keys: &'static [Key]) -> Table {
-    Table { name, many: false, needed, meaning, keys }
-}
-
-const fn many(name: &'static str, meaning: &'static str, keys: &'static [Key]) -> Table {
-    Table { name, many: true, needed: false, meaning, keys }
-}
-
 /// The text of `gateway/reference.toml`: every setting with its meaning and default.
 pub fn text() -> String {
     let title = "The gateway's settings, all of them. Paths are relative to the file's folder. A duration has a unit: 250ms, 30s, 15m, 8h, 90d. \
@@ -25,47 +17,56 @@ pub fn text() -> String {
 
 /// Tables and keys.
 pub const TABLES: &[Table] = &[
-    table("listen", true, "Where the gateway listens.", LISTEN),
-    table("tls", true, "The certificate that users and agents see. Both files are read again when they change.", TLS),
-    table("agents", true, "Agents' certificates and tokens.", AGENTS),
-    table("audit", false, "Where audit records go: one JSON object a line.", AUDIT),
-    table("limits", false, "Bounds of the process.", LIMITS),
-    table("sessions", false, "How sessions live.", SESSIONS),
-    table(
+    Table::once("listen", true, "Where the gateway listens.", LISTEN),
+    Table::once(
+        "tls",
+        true,
+        "The certificate that users and agents see. Both files are read again when they change.",
+        TLS,
+    ),
+    Table::once("agents", true, "Agents' certificates and tokens.", AGENTS),
+    Table::once("audit", false, "Where audit records go: one JSON object a line.", AUDIT),
+    Table::once("limits", false, "Bounds of the process.", LIMITS),
+    Table::once("sessions", false, "How sessions live.", SESSIONS),
+    Table::once(
         "egress",
         false,
         "Hosts that clusters reach through this gateway: sources of flux configurations with `throughGateway`.",
         EGRESS,
     ),
-    table(
+    Table::once(
         "api",
         false,
         "The resource API: clusters, roles and operations. Without it clusters and grants come from this file alone.",
         API,
     ),
-    many("api.subscriptions", "What resources are in.", SUBSCRIPTIONS),
-    table(
+    Table::many("api.subscriptions", "What resources are in.", SUBSCRIPTIONS),
+    Table::once(
         "api.upgrades",
         false,
         "Automatic upgrades of clusters' agents, to versions of the catalogue's type towline.agent (docs/upgrades.md).",
         UPGRADES,
     ),
-    many("api.webhooks", "Who is told what happens to clusters, by signed CloudEvents. At most 16.", WEBHOOKS),
-    table("issuer", false, "The built-in issuer; without it everybody signs in elsewhere. Needs [api].", ISSUER),
-    table(
+    Table::many("api.webhooks", "Who is told what happens to clusters, by signed CloudEvents. At most 16.", WEBHOOKS),
+    Table::once("issuer", false, "The built-in issuer; without it everybody signs in elsewhere. Needs [api].", ISSUER),
+    Table::once(
         "replicas",
         false,
         "How this gateway is one of several that share one PostgreSQL store and one address (docs/replicas.md). Without it it is the only one.",
         REPLICAS,
     ),
-    many("issuers", "Who may issue users' tokens, the built-in one too. Agents need the same tables.", ISSUER_KEYS),
-    many(
+    Table::many(
+        "issuers",
+        "Who may issue users' tokens, the built-in one too. Agents need the same tables.",
+        ISSUER_KEYS,
+    ),
+    Table::many(
         "clusters",
         "Clusters in addition to those of [api]. The API neither creates nor changes a cluster of this list.",
         CLUSTERS,
     ),
-    many("grants", "Rights to reach clusters, in addition to roles of [api].", GRANTS),
-    many("disabled", "Who is refused everywhere, whatever their token says.", DISABLED),
+    Table::many("grants", "Rights to reach clusters, in addition to roles of [api].", GRANTS),
+    Table::many("disabled", "Who is refused everywhere, whatever their token says.", DISABLED),
 ];
 
 const LISTEN: &[Key] = &[

@@ -5,12 +5,12 @@ use serde_json::{Value, json};
 use types::{
     agent_api::{LOG_LINES_AT_ONCE, LOG_MESSAGE_BYTES, LOG_WORD_BYTES, LogLine, LogLines},
     api::ResourceId,
+    instants::instant,
 };
 
 use super::Control;
 use crate::{
     api_error::ApiError,
-    instants::instant,
     store::{
         StoreError,
         logs::{Bound, Line, Part, Room},

@@ -16,7 +16,7 @@ use types::{
     agent_api::{
         DETAILS_BYTES, OBJECTS_AT_ONCE, OBJECTS_BYTES, Object as Wanted, ObjectEvent, ObjectState, ObjectStatus,
         ObjectStatuses, ObjectStatusesAnswer, Objects, PART_BYTES, PART_NAME_BYTES, PARTS_OF_AN_OBJECT, Parts,
-        ProtectedQuestion, ProtectedSettings, StatusLine,
+        ProtectedQuestion, ProtectedSettings, StatusLine, codes,
     },
     api::ResourceId,
     ids::ClusterId,
@@ -391,7 +391,7 @@ impl Control {
             let message = format!(
                 "The gateway keeps protected settings for 48 hours, which have passed; they must be given again ({renew})."
             );
-            return Err(ApiError::of(StatusCode::GONE, "ProtectedSettingsGone", message));
+            return Err(ApiError::of(StatusCode::GONE, codes::PROTECTED_SETTINGS_GONE, message));
         };
         let unsealed = self.unseal(&stored.key, sealed);
         let places = unsealed.as_ref().and_then(Value::as_object).ok_or_else(|| {

@@ -11,7 +11,7 @@ use secrecy::{ExposeSecret, SecretString};
 
 use super::{
     respond::Refusal,
-    users::{NAME_BYTES, PASSWORD_BYTES},
+    texts::{NAME_BYTES, PASSWORD_BYTES},
 };
 
 /// Bytes of a form at most.

@@ -29,7 +29,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use types::instants::{rfc3339, unix_seconds};
 
-use super::{TTL_LONGEST, documents::KeptError};
+use super::{TTL_LONGEST, kept::KeptError};
 use crate::files::{self, EditLock, FileError};
 
 /// The one algorithm of this issuer.

@@ -18,8 +18,8 @@ use serde::{Deserialize, Serialize};
 use types::{instants::unix_seconds, random};
 
 use super::{
-    documents::KeptError,
-    users::{NAME_BYTES, is_name},
+    kept::KeptError,
+    texts::{NAME_BYTES, is_name, typed},
 };
 use crate::{
     files::{self, FileError},
@@ -319,17 +319,6 @@ impl Secret {
     fn fits(&self, secret: &str) -> bool {
         let (Ok(salt), Ok(kept)) = (BASE64.decode(&self.salt), BASE64.decode(&self.hash)) else { return false };
         verify_slices_are_equal(&hash(&salt, secret), &kept).is_ok()
-    }
-}
-
-/// `N` random bytes as a text that people type behind an option of a command, which takes one that begins with `-` for
-/// another option.
-pub(super) fn typed<const N: usize>() -> Result<String, random::NoRandom> {
-    loop {
-        let text = BASE64.encode(random::bytes::<N>()?);
-        if !text.starts_with('-') {
-            return Ok(text);
-        }
     }
 }
 

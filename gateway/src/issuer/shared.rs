@@ -12,24 +12,24 @@ use std::{
 };
 
 use arc_swap::ArcSwap;
-use aws_lc_rs::hmac;
 use daemon::shares::{address, network};
 use serde::{Serialize, de::DeserializeOwned};
 use tokio::time::Instant;
-use types::ids::hex;
 
 use super::{
     IssuerError,
-    documents::{KEYS, KeptError, PRINCIPALS, SECRET, USERS, Vault, place},
+    documents::{KEYS, PRINCIPALS, SECRET, USERS, Vault, place},
     failures,
     flows::{
         CODE_REMEMBERED_SECONDS, CODE_SECONDS, CODES_MAX, Code, Consent, DEVICE_SECONDS, DEVICES_MAX,
         DEVICES_PER_ADDRESS, Device, Issued, NotBegun, Poll, Taken, Wish, random_code, user_code,
     },
+    kept::KeptError,
     keys::{Keys, KeysError},
     page::Seals,
-    principals::{Principals, PrincipalsError, hash},
+    principals::{Principals, PrincipalsError},
     refresh::{FAMILIES_MAX, FAMILIES_PER_USER, Family, Refreshed},
+    tickets::{Names, REFRESH, derived, key_of, sealed, time},
     users::{Users, UsersError},
 };
 use crate::{
@@ -42,7 +42,6 @@ use crate::{
 
 const DEVICE: &str = "issuer/device";
 const CODE: &str = "issuer/code";
-const REFRESH: &str = "issuer/refresh";
 /// How long a device code is remembered behind its end, so that its device is told that it has ended.
 const DEVICE_REMEMBERED_SECONDS: u64 = 600;
 /// How long an answer of the store is waited for.
@@ -113,39 +112,6 @@ pub struct Shared {
     stale_after: Duration,
 }
 
-/// Names of tickets' owners and places, of which the database shows nothing: hashes with a key.
-struct Names(hmac::Key);
-
-impl Names {
-    fn of(secret: &[u8]) -> Self {
-        Self(hmac::Key::new(hmac::HMAC_SHA256, derived(secret, "names").as_ref()))
-    }
-
-    fn name(&self, what: &str, of: &str) -> String {
-        hex(hmac::sign(&self.0, format!("{what}:{of}").as_bytes()).as_ref())
-    }
-}
-
-/// A key for one purpose.
-fn derived(secret: &[u8], purpose: &str) -> hmac::Tag {
-    hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, secret), purpose.as_bytes())
-}
-
-fn key_of(code: &str) -> String {
-    hex(&hash(&[], code))
-}
-
-fn time(seconds: u64) -> i64 {
-    i64::try_from(seconds).unwrap_or(i64::MAX)
-}
-
-/// With what it is sealed for: a ticket that is moved to another row does not open.
-fn sealed<T: Serialize>(protector: &Protector, kind: &'static str, key: &str, value: &T) -> Result<Vec<u8>, KeptError> {
-    // Texts and numbers alone: there is nothing in it that JSON could not hold.
-    let text = serde_json::to_vec(value).unwrap_or_default();
-    protector.seal(&format!("{kind}/{key}"), &text).map_err(|source| KeptError::Sealed { name: kind, source })
-}
-
 fn opened<T: DeserializeOwned>(
     protector: &Protector,
     kind: &'static str,
@@ -155,21 +121,6 @@ fn opened<T: DeserializeOwned>(
     let text = protector.unseal(&format!("{kind}/{key}"), bytes);
     let text = text.map_err(|source| KeptError::Sealed { name: kind, source })?;
     Ok(crate::files::parse_json(&place(kind), &text)?)
-}
-
-/// A family of refresh tokens as it is kept.
-pub(super) fn family_ticket(protector: &Protector, secret: &[u8], family: &Family) -> Result<Ticket, KeptError> {
-    let key = key_of(&family.id);
-    Ok(Ticket {
-        kind: REFRESH,
-        alias: None,
-        owner: Names::of(secret).name("user", &family.user),
-        place: String::new(),
-        rank: time(family.rotated),
-        ends: time(family.ends()),
-        sealed: sealed(protector, REFRESH, &key, family)?,
-        key,
-    })
 }
 
 impl Shared {

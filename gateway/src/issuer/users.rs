@@ -9,9 +9,9 @@ use types::random;
 
 use super::{
     Issuer, KEYS_FILE,
-    documents::KeptError,
+    kept::KeptError,
     keys::{Keys, KeysError},
-    principals::typed,
+    texts::{NAME_BYTES, PASSWORD_BYTES, is_name, typed},
 };
 use crate::{
     files::{self, FileError},
@@ -25,11 +25,6 @@ const ROUNDS: NonZeroU32 = match NonZeroU32::new(600_000) {
 };
 /// Users that the issuer keeps at most.
 pub const USERS_MAX: usize = 10_000;
-/// Bytes of a password at most.
-pub const PASSWORD_BYTES: usize = 1024;
-/// Bytes of a user's or group's name at most.
-pub const NAME_BYTES: usize = 253;
-
 /// Why users could not be read or changed.
 #[derive(Debug, thiserror::Error)]
 pub enum UsersError {
@@ -188,12 +183,6 @@ impl User {
 /// Files of before had the id without hyphens.
 pub(super) fn spelled_as_guid<'de, D: serde::Deserializer<'de>>(from: D) -> Result<String, D::Error> {
     Ok(guid::hyphenated(&String::deserialize(from)?))
-}
-
-/// Whether a text may be the name of a user, a group or a service principal. GUIDs are looked at apart: they are the
-/// names of service principals in a cluster (docs/features.md A3), which nobody else may have.
-pub(super) fn is_name(text: &str) -> bool {
-    !text.is_empty() && text.len() <= NAME_BYTES && !text.chars().any(|c| c.is_control() || c == ':')
 }
 
 impl Hashed {

@@ -28,7 +28,8 @@ use crate::{
     request::{
         self, Connection, Request,
         address::{self, Address},
-        respond::{self, Body, Kind, Refusal},
+        refusal::{Kind, Refusal},
+        respond::{self, Body},
     },
     tunnels::websocket::{self, NoUpgrade},
 };

@@ -10,7 +10,7 @@ use hyper::body::Incoming;
 use tunnel::exchange;
 use types::limits;
 
-use super::respond::{Kind, Refusal};
+use super::refusal::{Kind, Refusal};
 use crate::metrics::labels::Stage;
 
 /// Request headers that claim something which only the gateway or the agent may say.

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use super::respond::{Kind, Refusal};
+use super::refusal::{Kind, Refusal};
 use crate::{
     cluster::ClusterRef, core::Core, fleet::registry::LiveTunnel, metrics::labels::Stage, sessions::slots::Full,
 };

@@ -13,7 +13,7 @@ use tunnel::{
 };
 use types::ids::ClusterKey;
 
-use super::respond::{Kind, Refusal};
+use super::refusal::{Kind, Refusal};
 use crate::{
     audit::Record,
     core::Core,

@@ -40,7 +40,7 @@ use super::{
     headers,
     open::{self, Opened, Place, Via, Ways},
     redirect,
-    respond::{Body, BodyError, Kind, Refusal},
+    refusal::{BodyError, Kind, Refusal},
 };
 use crate::{
     audit::{self, Custody, Outcome, Record},
@@ -65,7 +65,7 @@ pub fn relay(
     (head, opened): (Bytes, Opened),
     session: SessionHandle,
     custody: &mut Custody,
-) -> impl Future<Output = Result<Response<Body>, Refusal>> {
+) -> impl Future<Output = Result<Response<Answered>, Refusal>> {
     let counted = Arc::clone(&custody.record().bytes);
     let Opened { stream: Stream { send, recv, .. }, via, place } = opened;
     let mut up = Up { head, body: None, sender: None, upload: None, unreadable: None };
@@ -148,7 +148,7 @@ fn carry_out(
     mut down: Down,
     session: SessionHandle,
     custody: &mut Custody,
-) -> impl Future<Output = Result<Response<Body>, Refusal>> {
+) -> impl Future<Output = Result<Response<Answered>, Refusal>> {
     async move {
         // An upgrade runs a command.
         let repeatable = request.method.is_safe() && request.upgrade.is_none();
@@ -340,9 +340,9 @@ fn announced(head: &ResponseHead) -> Result<Option<u64>, Refusal> {
     Ok(length)
 }
 
-fn answer(mut head: ResponseHead, body: Relayed) -> Response<Body> {
+fn answer(mut head: ResponseHead, body: Relayed) -> Response<Answered> {
     headers::strip_response(&mut head.headers, false);
-    let mut response = Response::new(Body::Relayed(Box::new(body)));
+    let mut response = Response::new(Some(Box::new(body)));
     *response.status_mut() = head.status;
     *response.headers_mut() = head.headers;
     response
@@ -365,11 +365,11 @@ struct Upgraded {
     _place: Place,
 }
 
-fn switch(core: &Arc<Core>, mut upgraded: Upgraded, mut head: ResponseHead) -> Response<Body> {
+fn switch(core: &Arc<Core>, mut upgraded: Upgraded, mut head: ResponseHead) -> Response<Answered> {
     headers::strip_response(&mut head.headers, true);
     upgraded.record.answered(head.status);
     core.tasks.spawn("upgraded", carry(upgraded));
-    let mut response = Response::new(Body::empty());
+    let mut response = Response::new(None);
     *response.status_mut() = head.status;
     *response.headers_mut() = head.headers;
     response
@@ -431,6 +431,9 @@ impl http_body::Body for Upload {
         self.body.is_end_stream()
     }
 }
+
+/// The body of what is given back; none behind a change of protocol.
+pub type Answered = Option<Box<Relayed>>;
 
 /// An answer's body on its way to the user, with everything that must live as long as it does.
 pub struct Relayed {

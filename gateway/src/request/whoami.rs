@@ -12,8 +12,10 @@ use tunnel::{
 use types::{ids::RequestId, instants::rfc3339};
 
 use super::{
-    QUESTION_DEADLINE, Request, authenticate, head, locate, open, relay,
-    respond::{self, Body, Refusal},
+    QUESTION_DEADLINE, Request, authenticate, head, locate, open,
+    refusal::Refusal,
+    relay,
+    respond::{self, Body},
 };
 use crate::{
     answers,

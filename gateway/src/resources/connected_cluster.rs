@@ -13,6 +13,7 @@ use serde_json::{Map, Value, json};
 use types::{
     api::{ErrorDetail, ResourceId},
     ids::ClusterId,
+    instants::instant,
 };
 
 use super::{
@@ -30,7 +31,6 @@ use crate::{
     control::Control,
     directory::{Decides, ReadCluster},
     identity::Caller,
-    instants::instant,
     random,
     resources::filter,
     skew::{self, Skew},

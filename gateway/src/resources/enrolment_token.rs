@@ -13,7 +13,10 @@ use aws_lc_rs::{constant_time, digest};
 use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
 use http::StatusCode;
 use serde_json::{Map, Value, json};
-use types::api::{ResourceId, id::RESOURCE_GROUPS};
+use types::{
+    api::{ResourceId, id::RESOURCE_GROUPS},
+    instants::instant,
+};
 
 use super::{
     Acting,
@@ -24,7 +27,6 @@ use crate::{
     api_error::ApiError,
     directory::Directory,
     identity::Holder,
-    instants::instant,
     issuer::Issuer,
     random,
     snapshot::Snapshot,

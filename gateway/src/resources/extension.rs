@@ -35,7 +35,7 @@ use crate::{
 pub struct Extensions;
 
 /// The full type.
-pub const NAME: &str = "Microsoft.KubernetesConfiguration/extensions";
+pub const NAME: &str = types::api::id::EXTENSIONS;
 /// The name of an extension is that of its helm release, which has no more characters.
 const LONGEST_NAME: usize = 53;
 /// Characters of the name of a namespace, and of a type.

@@ -7,7 +7,7 @@ pub mod rules;
 
 use futures_util::future::BoxFuture;
 use serde_json::{Map, Value};
-use types::api::ErrorDetail;
+use types::{agent_api::compliance, api::ErrorDetail};
 
 use super::{
     Acting, Brought, Kind, Place, Showing, Writing,
@@ -31,7 +31,7 @@ use crate::{
 pub struct FluxConfigurations;
 
 /// The full type.
-pub const NAME: &str = "Microsoft.KubernetesConfiguration/fluxConfigurations";
+pub const NAME: &str = types::api::id::FLUX_CONFIGURATIONS;
 /// What they say where they need Flux.
 const NEEDING: Needing = Needing { kind: NAME, plural: ("flux configurations", "Flux configurations") };
 /// Characters of the name of a configuration, also with that of a kustomization: with the hyphen between both they are the
@@ -164,7 +164,13 @@ const KUSTOMIZATION: &[Property] = &[
 ];
 const NAMED_KUSTOMIZATIONS: &Entries = &Entries { name: rules::label, most: KUSTOMIZATIONS, of: KUSTOMIZATION };
 
-const COMPLIANCE: &[&str] = &["Compliant", "Non-Compliant", "Pending", "Suspended", "Unknown"];
+const COMPLIANCE: &[&str] = &[
+    compliance::COMPLIANT,
+    compliance::NON_COMPLIANT,
+    compliance::PENDING,
+    compliance::SUSPENDED,
+    compliance::UNKNOWN,
+];
 const REFERENCE: &[Property] = &[Property::read_only("name", Type::Text), Property::read_only("namespace", Type::Text)];
 const CONDITION: &[Property] = &[
     Property::read_only("lastTransitionTime", Type::Instant),
@@ -395,7 +401,7 @@ pub fn goes_through_gateway(body: &Value) -> Option<Destination> {
 /// What is kept of the status of an object in the cluster, and its rank: those that do not comply are shown first.
 fn status(told: &Map<String, Value>, text: usize) -> (i64, Map<String, Value>) {
     let kept = schema::told(STATUS, told, Bounds { text, entries: CONDITIONS });
-    let complies = kept.get("complianceState").is_none_or(|state| state != "Non-Compliant");
+    let complies = kept.get("complianceState").is_none_or(|state| state != compliance::NON_COMPLIANT);
     (i64::from(complies), kept)
 }
 

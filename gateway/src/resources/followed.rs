@@ -2,7 +2,7 @@
 
 use http::StatusCode;
 use serde_json::{Value, json};
-use types::{agent_api::ObjectState, api::ResourceId};
+use types::{agent_api::ObjectState, api::ResourceId, instants::instant};
 
 use super::{Showing, Writing};
 use crate::{
@@ -11,7 +11,6 @@ use crate::{
         objects::{Followed, OF_A_CLUSTER},
         work::converge::AGENT_MISSING,
     },
-    instants::instant,
     store::statuses::Told,
 };
 

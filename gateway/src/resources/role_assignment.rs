@@ -9,7 +9,6 @@ use std::sync::Arc;
 use auth::rbac::{
     Role, Scope, Window,
     principal::{group_key, user_key},
-    snapshot::DOCUMENT_BYTES,
 };
 use futures_util::future::BoxFuture;
 use http::StatusCode;
@@ -21,7 +20,9 @@ use types::{
 };
 
 use super::{
-    Kind, Place, Writing, role_definition,
+    Kind, Place, Writing,
+    authorization::{VERSIONS, guid_name, quota, stamps},
+    role_definition,
     schema::{Property, Type},
 };
 use crate::{
@@ -40,18 +41,6 @@ pub struct RoleAssignments;
 
 /// The full type.
 pub const NAME: &str = "Microsoft.Authorization/roleAssignments";
-/// Of definitions, too.
-pub const VERSIONS: &[&str] = &[
-    "2015-07-01",
-    "2018-01-01-preview",
-    "2018-07-01",
-    "2020-04-01-preview",
-    "2020-08-01-preview",
-    "2020-10-01-preview",
-    "2022-04-01",
-    "2022-05-01-preview",
-];
-
 const TYPES: &[&str] = &["User", "Group", "ServicePrincipal", "ForeignGroup", "Device"];
 const PROPERTIES: &[Property] = &[
     Property::new("roleDefinitionId", Type::Checked(definition)).required(),
@@ -159,7 +148,7 @@ impl Kind for RoleAssignments {
                 properties.entry("principalType").or_insert_with(|| kind.into());
             }
             properties.insert("scope".to_owned(), json!(scope_text(writing.id)));
-            role_definition::stamps(properties, writing);
+            stamps(properties, writing);
             let (principals, window) = (principal_keys(properties), window(body));
             if is_new && let Some(role) = directory.role_at(&guid, &scope) {
                 within_quota(directory, principals, scope, role, window).await?;
@@ -183,24 +172,6 @@ impl Kind for RoleAssignments {
             filter::Condition::Equal("principalid", id) => Some(user_key(principal) == user_key(id)),
             _ => None,
         })
-    }
-}
-
-/// Assignments at one scope at most; at a namespace of a cluster, which is a part of one,
-pub const ASSIGNMENTS: usize = 2000;
-const ASSIGNMENTS_OF_NAMESPACE: usize = 500;
-/// and what they may take of the document that each cluster there is told ([`auth::rbac::snapshot`]), in bytes. What is
-/// at some scopes leaves room for all others.
-pub const TOLD_BYTES: usize = DOCUMENT_BYTES / 8;
-const TOLD_BYTES_OF_NAMESPACE: usize = DOCUMENT_BYTES / 16;
-
-/// Both bounds of a scope.
-pub fn quota(scope: &Scope) -> (usize, usize) {
-    match scope.as_str().rsplit_once("/namespaces/") {
-        Some((cluster, _)) if cluster.parse::<ClusterId>().is_ok() => {
-            (ASSIGNMENTS_OF_NAMESPACE, TOLD_BYTES_OF_NAMESPACE)
-        }
-        _ => (ASSIGNMENTS, TOLD_BYTES),
     }
 }
 
@@ -260,16 +231,6 @@ fn assignable(directory: &Directory, guid: &str, role: &str, scope: &Scope) -> R
         ApiError::of(StatusCode::NOT_FOUND, "RoleDefinitionDoesNotExist", message)
     };
     Err(refused.at("properties.roleDefinitionId"))
-}
-
-/// A name that must be a GUID.
-pub fn guid_name(name: &str) -> Result<(), ErrorDetail> {
-    if is_guid(name) {
-        return Ok(());
-    }
-    let shown: String = name.chars().take(90).collect();
-    let message = format!("The name '{shown}' must be a GUID, such as 34e09817-6cbe-4d01-b1a2-e0eac5743d41.");
-    Err(ErrorDetail::new("InvalidResourceName", message).at("name"))
 }
 
 fn definition(text: &str) -> Result<(), String> {
@@ -372,7 +333,7 @@ mod tests {
 
         #[test]
         fn what_is_written_as_an_instant_is_read_as_that(seconds in -62_135_596_800_i64..253_402_300_799) {
-            let text = crate::instants::instant(seconds * 1000);
+            let text = types::instants::instant(seconds * 1000);
             prop_assert_eq!(parse(&text), Some(seconds), "{}", text);
         }
     }

@@ -12,7 +12,8 @@ use serde_json::{Map, Value, json};
 use types::api::{ErrorDetail, ResourceId, id::fold};
 
 use super::{
-    Kind, Place, Writing, role_assignment,
+    Kind, Place, Writing,
+    authorization::{VERSIONS, guid_name, quota, stamps},
     schema::{Property, Type},
 };
 use crate::{
@@ -71,7 +72,7 @@ impl Kind for RoleDefinitions {
     }
 
     fn api_versions(&self) -> &'static [&'static str] {
-        super::role_assignment::VERSIONS
+        VERSIONS
     }
 
     fn place(&self) -> Place {
@@ -83,7 +84,7 @@ impl Kind for RoleDefinitions {
     }
 
     fn check_name(&self, name: &str) -> Result<(), ErrorDetail> {
-        super::role_assignment::guid_name(name)
+        guid_name(name)
     }
 
     fn decides(&self) -> Option<Decides> {
@@ -151,18 +152,6 @@ impl Kind for RoleDefinitions {
             _ => None,
         })
     }
-}
-
-/// Who wrote it first and last, and when: authorization resources say so in their properties.
-pub fn stamps(properties: &mut Map<String, Value>, writing: &Writing<'_>) {
-    let old = writing.old.and_then(|old| old.body.get("properties")?.as_object());
-    let kept = |name: &str| old.and_then(|old| old.get(name)).cloned();
-    let now = json!(crate::instants::instant(writing.now_ms));
-    let by = json!(writing.caller.object_id());
-    properties.insert("createdOn".to_owned(), kept("createdOn").unwrap_or_else(|| now.clone()));
-    properties.insert("createdBy".to_owned(), kept("createdBy").unwrap_or_else(|| by.clone()));
-    properties.insert("updatedOn".to_owned(), now);
-    properties.insert("updatedBy".to_owned(), by);
 }
 
 fn built_in_stays(name: &str) -> ApiError {
@@ -243,7 +232,7 @@ impl Asked {
         self.within_quota()
     }
 
-    /// Of definitions at each scope, and of what all that are assigned at one take ([`role_assignment::quota`]).
+    /// Of definitions at each scope, and of what all that are assigned at one take ([`quota`]).
     fn within_quota(&self) -> Result<(), ApiError> {
         let is_known = |scope: &&Scope| self.old.as_ref().is_some_and(|old| old.contains(scope));
         let full = |scope: &&Scope| self.directory.roles_at(scope) >= DEFINITIONS;
@@ -255,14 +244,14 @@ impl Asked {
         }
         // Where it takes no more than before, nothing is in the way: roles can always be made smaller.
         let grown = |(scope, held): &(Scope, Held)| {
-            let bytes = role_assignment::quota(scope).1;
+            let bytes = quota(scope).1;
             held.bytes > bytes && held.bytes > self.directory.held_at(scope, None).bytes
         };
         if let Some((scope, held)) = self.directory.held_with(&self.role).into_iter().find(grown) {
             let message = format!(
                 "The role is assigned at '{scope}', where role assignments and the custom roles that they name would take {} bytes of what a cluster's agent is told; the quota of a scope is {}. Make it smaller.",
                 held.bytes,
-                role_assignment::quota(&scope).1
+                quota(&scope).1
             );
             return Err(ApiError::of(StatusCode::CONFLICT, "RoleDefinitionLimitExceeded", message));
         }

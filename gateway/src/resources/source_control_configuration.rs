@@ -25,7 +25,7 @@ use crate::{
 pub struct SourceControlConfigurations;
 
 /// The full type.
-pub const NAME: &str = "Microsoft.KubernetesConfiguration/sourceControlConfigurations";
+pub const NAME: &str = types::api::id::SOURCE_CONTROL_CONFIGURATIONS;
 /// What they say where they need Flux.
 const NEEDING: Needing =
     Needing { kind: NAME, plural: ("source control configurations", "Source control configurations") };

@@ -9,12 +9,11 @@ use ::catalogue::{
     version::{KubernetesVersion, Version},
 };
 use serde_json::{Value, json};
-use types::agent_api::Upgrade;
+use types::{agent_api::Upgrade, instants::instant};
 
 use crate::{
     cluster::upgrade::{Noted, State},
     config::upgrades::Upgrades,
-    instants::instant,
     rollout::order,
 };
 

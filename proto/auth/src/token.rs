@@ -38,10 +38,10 @@ pub use self::{
         Fault, Faults, ISSUER_KEYS, Issuer, IssuerKind, OWN_ISSUER_PATH, ObjectId, OneOrMore, Pop, RawIssuer, Tokens,
     },
     decisions::KEEP,
-    error::{PopError, TokenError},
-    fetch::{Boxed, Connect, DOCUMENT_BYTES, Direct, FETCH_DEADLINE, Fetch, FetchError, HttpsFetch, Socket},
+    error::{DOCUMENT_BYTES, FETCH_DEADLINE, FetchError, KeySetError, PopError, TokenError},
+    fetch::{Boxed, Connect, Direct, Fetch, HttpsFetch, Socket},
     identity::{Details, GroupsResolver, Identity, Overage, SignIn},
-    jwk::{Algorithm, KeySetError},
+    jwk::Algorithm,
     keys::{BACKOFF_MAX, FRESH, Probe, REFETCH, STALE},
 };
 use self::{

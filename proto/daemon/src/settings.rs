@@ -13,7 +13,7 @@ use std::{
 
 pub use self::{
     duration::{BadDuration, duration, positive_duration, spell},
-    section::Section,
+    section::{Asked, Section},
 };
 
 /// The most bytes of a settings file, and of a file with a secret that one names.

@@ -12,16 +12,13 @@
 pub mod carrier;
 pub mod cork;
 pub mod dial;
-pub mod http2;
 #[cfg(test)]
 mod long_path;
 pub mod loss;
 pub mod memory;
 #[cfg(test)]
 pub(crate) mod paths;
-pub mod quic;
 pub mod session;
-mod stream;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 pub mod websocket;
@@ -40,7 +37,10 @@ use types::{
     version::{Features, Version},
 };
 
-pub use stream::{RecvStream, SendStream};
+pub use self::{
+    carrier::{http2, quic},
+    session::stream::{RecvStream, SendStream},
+};
 
 use crate::wire::{
     close::{CloseCode, StreamCode},

@@ -728,6 +728,43 @@ pub mod codes {
     pub const RESOURCE_DELETED: &str = "ResourceDeleted";
     /// The agents' version is older than the gateway serves.
     pub const AGENT_TOO_OLD: &str = "AgentTooOld";
+    /// The gateway keeps the protected settings no more, which the cluster has not fetched in time.
+    pub const PROTECTED_SETTINGS_GONE: &str = "ProtectedSettingsGone";
+    /// The gateway has no catalogue.
+    pub const NO_CATALOGUE: &str = "NoCatalogue";
+    /// The extension has no identity yet.
+    pub const IDENTITY_MISSING: &str = "IdentityMissing";
+}
+
+/// The type of the catalogue whose versions are the agents' own.
+pub const AGENTS_TYPE: &str = "towline.agent";
+
+/// Where an upgrade stands: [`Upgrade::state`].
+pub mod upgrade_states {
+    /// It waits for something, which the message names.
+    pub const WAITING: &str = "Waiting";
+    /// It has begun and has not ended.
+    pub const RUNNING: &str = "Running";
+    /// The agents have the new version.
+    pub const SUCCEEDED: &str = "Succeeded";
+    /// The agents have the old version again, or still.
+    pub const ROLLED_BACK: &str = "RolledBack";
+    /// Neither version runs as it should.
+    pub const FAILED: &str = "Failed";
+}
+
+/// Whether what Flux applies is as it is wanted: the property `complianceState`.
+pub mod compliance {
+    /// It is as it is wanted.
+    pub const COMPLIANT: &str = "Compliant";
+    /// It is not as it is wanted.
+    pub const NON_COMPLIANT: &str = "Non-Compliant";
+    /// It is not known yet.
+    pub const PENDING: &str = "Pending";
+    /// Flux does not look, because the configuration suspends it.
+    pub const SUSPENDED: &str = "Suspended";
+    /// The cluster has told nothing of it.
+    pub const UNKNOWN: &str = "Unknown";
 }
 
 /// What helps a cluster whose certificate has ended, in messages.

@@ -11,7 +11,7 @@ use catalogue::{index::Scope, verify::Verified};
 use futures_util::future::BoxFuture;
 use kube::Client;
 use serde_json::Value;
-use types::agent_api::ObjectState;
+use types::agent_api::{ObjectState, codes};
 
 use super::{
     Extensions, agents,
@@ -262,7 +262,7 @@ impl<G: Library> Converge<'_, G> {
             && self.store.tag(&extension.name).as_ref() != Some(tag)
         {
             let why = self.follow.why_unprotected(&extension.name, tag);
-            let at_once = why.as_ref().is_some_and(|why| why.code == "ProtectedSettingsGone");
+            let at_once = why.as_ref().is_some_and(|why| why.code == codes::PROTECTED_SETTINGS_GONE);
             let message = "the protected settings have not come yet";
             let none = || Problem::of(Fault::Gateway, "ProtectedSettingsNotFetched", message);
             return self

@@ -11,7 +11,7 @@ use std::{
 };
 
 use serde_json::{Value, json};
-use types::agent_api::{PART_BYTES, PARTS_OF_AN_OBJECT};
+use types::agent_api::{PART_BYTES, PARTS_OF_AN_OBJECT, compliance};
 
 use super::{
     render::called,
@@ -48,10 +48,10 @@ impl Compliance {
     /// As in properties.
     pub fn as_str(self) -> &'static str {
         match self {
-            Self::Compliant => "Compliant",
-            Self::NonCompliant => "Non-Compliant",
-            Self::Pending => "Pending",
-            Self::Suspended => "Suspended",
+            Self::Compliant => compliance::COMPLIANT,
+            Self::NonCompliant => compliance::NON_COMPLIANT,
+            Self::Pending => compliance::PENDING,
+            Self::Suspended => compliance::SUSPENDED,
         }
     }
 }

@@ -5,7 +5,7 @@
 use catalogue::digest::Sha256;
 use serde::Deserialize;
 use serde_json::{Value, json};
-use types::{agent_api::ObjectState, operator_params::OperatorParams};
+use types::{agent_api::ObjectState, api::id::SOURCE_CONTROL_CONFIGURATIONS, operator_params::OperatorParams};
 
 use super::{
     Configurations, NAME, Own, Shown,
@@ -29,7 +29,7 @@ const SYNC_TIMEOUT: u64 = 60;
 pub struct GitConfigs;
 
 impl Kind for GitConfigs {
-    const TYPE: &'static str = "Microsoft.KubernetesConfiguration/sourceControlConfigurations";
+    const TYPE: &'static str = SOURCE_CONTROL_CONFIGURATIONS;
     const RESOURCE: (&'static str, &'static str) = ("GitConfig", "gitconfigs");
     const NOUN: &'static str = "source control configuration";
     const NOUNS: &'static str = "source control configurations";

@@ -10,7 +10,7 @@ use std::{
 
 use k8s_openapi::api::core::v1::Secret;
 use kube::{Client, ResourceExt as _, api::DeleteParams};
-use types::agent_api::ObjectState;
+use types::agent_api::{ObjectState, codes, compliance};
 
 use super::{
     Configurations, Own, Shown, Troubles,
@@ -409,7 +409,7 @@ impl<G: Gateway, K: Configurations> Converge<'_, G, K> {
     /// Protected settings have not come.
     async fn without_settings(&self, item: &Item<K>, tag: &str) -> Stop {
         let why = self.follow.why_unprotected(&item.name, tag);
-        let at_once = why.as_ref().is_some_and(|why| why.code == "ProtectedSettingsGone");
+        let at_once = why.as_ref().is_some_and(|why| why.code == codes::PROTECTED_SETTINGS_GONE);
         let none =
             || Problem::of(Fault::Gateway, "ProtectedSettingsNotFetched", "the protected settings have not come yet");
         let waits = self.progress.wait(item, "WaitingForProtectedSettings", why.unwrap_or_else(none), at_once).await;
@@ -808,11 +808,11 @@ impl<G: Gateway, K: Configurations> Converge<'_, G, K> {
         }
         let warning = shown.compliance_state.as_deref() == Some(Compliance::NonCompliant.as_str());
         let (reason, message) = match shown.compliance_state.as_deref() {
-            Some("Compliant") => (
+            Some(compliance::COMPLIANT) => (
                 "Compliant",
                 format!("{} is applied", shown.source_synced_commit_id.as_deref().unwrap_or("the source")),
             ),
-            Some("Non-Compliant") => ("NonCompliant", shown.error_message.clone().unwrap_or_default()),
+            Some(compliance::NON_COMPLIANT) => ("NonCompliant", shown.error_message.clone().unwrap_or_default()),
             _ => return,
         };
         let happened = Happened { phase: Phase::Upgrade, warning, reason, message: &message, object: None };

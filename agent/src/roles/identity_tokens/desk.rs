@@ -15,7 +15,7 @@ use hyper::body::Incoming;
 use serde_json::{Value, json};
 use std::sync::Arc;
 use tokio::time::{Instant, timeout};
-use types::agent_api::{Token, TokenRequest, paths};
+use types::agent_api::{Token, TokenRequest, codes, paths};
 
 use super::{
     ask::{AUDIENCE, Caller, GROUP, RESOURCE, Reviews, VERB, is_name},
@@ -196,7 +196,7 @@ impl Desk {
                 );
                 if own.as_ref().is_ok_and(|own| own.as_deref() == Some("")) {
                     let message = format!("The extension '{extension}' has no identity yet; write it with one.");
-                    return Err(Refusal::new(StatusCode::CONFLICT, "IdentityMissing", message));
+                    return Err(Refusal::new(StatusCode::CONFLICT, codes::IDENTITY_MISSING, message));
                 }
                 (own.map(|own| own.map(Some)), why_not)
             }

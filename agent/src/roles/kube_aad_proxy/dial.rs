@@ -13,12 +13,12 @@
 //! Redirects are answers like any other (CVE-2020-8559, CVE-2022-3172).
 
 pub mod access;
+pub mod answer;
 pub mod body;
 mod connect;
 mod long;
 mod pool;
 mod redirect;
-pub mod socks;
 mod tasks;
 
 use std::{future::poll_fn, pin::pin, sync::Arc, time::Duration};
@@ -35,7 +35,8 @@ use types::limits;
 
 use self::{
     access::{Access, AccessError},
-    body::{AnswerBody, Outgoing, RequestBody},
+    answer::AnswerBody,
+    body::{Outgoing, RequestBody},
     connect::{Connector, Told},
     pool::{Http1, LIFE_MAX, Lease, List, Pace, Pool, Sender},
 };

@@ -24,10 +24,7 @@ use types::limits;
 use super::{
     Refusal,
     authorize::Right,
-    dial::{
-        Apiserver, DialError,
-        body::{AnswerBody, Outgoing},
-    },
+    dial::{Apiserver, DialError, answer::AnswerBody, body::Outgoing},
     impersonate::UpstreamHead,
 };
 use crate::roles::sessions::Session;

@@ -10,7 +10,7 @@ use std::{
 
 use daemon::{Backoff, random_unit};
 use types::{
-    agent_api::{Object, ObjectError, ObjectState, ObjectStatus, Objects, ProtectedQuestion},
+    agent_api::{Object, ObjectError, ObjectState, ObjectStatus, Objects, ProtectedQuestion, codes},
     ids::ClusterId,
 };
 
@@ -292,7 +292,7 @@ impl<'a, G: Gateway, K: Kind> Follow<'a, G, K> {
                 Err(problem) => Some(Problem::of(Fault::Cluster, "ProtectedSettingsNotKept", problem)),
             },
             Err(err) if err.refused().is_some_and(|refused| refused.status == 410) => Some(Problem::passes(
-                "ProtectedSettingsGone",
+                codes::PROTECTED_SETTINGS_GONE,
                 "the gateway keeps protected settings for 48 hours only, and this cluster did not fetch them in that time: give configurationProtectedSettings again",
             )),
             Err(err) => Some(Problem::of(Fault::Gateway, "ProtectedSettingsNotFetched", chain(&err))),

@@ -11,7 +11,7 @@ use kube::{
 };
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use types::agent_api::Upgrade;
+use types::agent_api::{Upgrade, upgrade_states};
 
 use crate::identity::spell;
 
@@ -51,11 +51,11 @@ impl Phase {
     /// As in a heartbeat.
     pub fn word(self) -> &'static str {
         match self {
-            Self::Waiting => "Waiting",
-            Self::Preparing | Self::Applying | Self::Undoing => "Running",
-            Self::Succeeded => "Succeeded",
-            Self::RolledBack => "RolledBack",
-            Self::Failed => "Failed",
+            Self::Waiting => upgrade_states::WAITING,
+            Self::Preparing | Self::Applying | Self::Undoing => upgrade_states::RUNNING,
+            Self::Succeeded => upgrade_states::SUCCEEDED,
+            Self::RolledBack => upgrade_states::ROLLED_BACK,
+            Self::Failed => upgrade_states::FAILED,
         }
     }
 

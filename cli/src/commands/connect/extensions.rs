@@ -9,7 +9,7 @@ use anyhow::{Context, anyhow};
 use catalogue::{index::CatalogueId, key::PublicKey};
 use types::agent_api::InstallSettings;
 
-use super::values::split_image;
+use super::image::split_image;
 use crate::{
     commands::names,
     failure::{Failure, Outcome},

@@ -12,6 +12,7 @@ use super::{
     key::OnboardingKey,
     network,
     precheck::{Prepared, stays},
+    put::put,
     resource::{self, group_of},
     token::{self, OneTime, is_doubtful},
     wait,
@@ -198,7 +199,7 @@ async fn resource(
             if prepared.before.resource.is_none() {
                 made.resource = Some(key.public.clone());
             }
-            let put = resource::put(prepared, args, &key.public);
+            let put = put(prepared, args, &key.public);
             steps.run("Making the resource", put).await
         }
     }
@@ -218,7 +219,9 @@ async fn enrol(
     if prepared.key.is_none() {
         keep_key(prepared, made).await?;
     }
-    let mut result = steps.run("Enrolling by the token", token.enrol(prepared, args, &key.public)).await;
+    let mut result = steps
+        .run("Enrolling by the token", token.enrol(&prepared.api, &prepared.id, &prepared.location, args, &key.public))
+        .await;
     made.enrolled = match &result {
         Ok(_) => Enrolled::Done,
         Err(failure) if is_doubtful(failure) => Enrolled::Perhaps,

@@ -20,7 +20,7 @@ use types::{
     ids::ClusterId,
 };
 
-use super::{Args, key::OnboardingKey, precheck::Prepared};
+use super::{Args, key::OnboardingKey};
 use crate::{
     account::Account,
     api::{Answer, Api, ApiError, Call},
@@ -100,16 +100,23 @@ impl OneTime {
     }
 
     /// Creates the cluster, which uses up the token; returns what is known of it.
-    pub async fn enrol(&self, prepared: &Prepared, args: &Args, public_key: &str) -> Outcome<Value> {
+    pub async fn enrol(
+        &self,
+        api: &Api,
+        id: &ResourceId,
+        location: &str,
+        args: &Args,
+        public_key: &str,
+    ) -> Outcome<Value> {
         let asked = TokenEnrolment {
             token: self.secret.expose_secret().to_owned(),
-            name: prepared.id.name().to_owned(),
+            name: id.name().to_owned(),
             public_key: public_key.to_owned(),
-            location: prepared.location.clone(),
+            location: location.to_owned(),
             tags: args.tags.json().and_then(|tags| tags.as_object().cloned()).unwrap_or_default(),
         };
-        let answer = ask(&prepared.api, enrolment_paths::ENROL, &asked).await;
-        known_as(answer.map_err(|failure| explain(failure, &self.group))?, &prepared.id)
+        let answer = ask(api, enrolment_paths::ENROL, &asked).await;
+        known_as(answer.map_err(|failure| explain(failure, &self.group))?, id)
     }
 }
 

@@ -4,6 +4,7 @@
 
 use std::time::Duration;
 
+use agent::roles::upgrader::judge;
 use anyhow::anyhow;
 use secrecy::ExposeSecret;
 use serde_json::Value;
@@ -22,15 +23,12 @@ use super::{
 };
 use crate::{
     api::{Api, Wait},
-    commands::{
-        interrupt::Interrupt,
-        steps::Steps,
-        upgrade::{is_changed, may_become_ours, to_apply_again},
-    },
+    commands::{interrupt::Interrupt, steps::Steps},
     context::Context,
     failure::{Failure, Outcome},
     kubernetes::{
         KubeArgs, Kubernetes, Place,
+        compare::{is_changed, to_apply_again},
         installed::{group_and_name, is_definition, is_elsewhere},
         place::SECRET,
         turn::Turn,
@@ -249,6 +247,16 @@ async fn apply_and_wait(
     Ok(())
 }
 
+/// Whether agents that are there may become this program's version.
+///
+/// # Errors
+/// When that goes back too far.
+fn may_become_ours(there: Option<&str>) -> Outcome<()> {
+    let Some(there) = there else { return Ok(()) };
+    judge::may_follow(there, manifests::version())
+        .map_err(|why| Failure::from(anyhow!(why)).hint(format!("use towline of version {there} or of a newer one")))
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::json;
@@ -265,5 +273,11 @@ mod tests {
         assert_eq!(only_more(&role(json!([rule("get")])), None)["rules"], json!([rule("get")]));
         let new = json!({"kind": "Deployment", "spec": {"replicas": 2}});
         assert_eq!(only_more(&new, None)["spec"]["replicas"], 0);
+    }
+
+    #[test]
+    fn u3_agents_that_are_much_newer_stay_what_they_are() {
+        assert!(may_become_ours(None).is_ok() && may_become_ours(Some(manifests::version())).is_ok());
+        assert!(may_become_ours(Some("0.99.0")).is_err());
     }
 }

@@ -8,11 +8,9 @@
 //!
 //! | part | what it does |
 //! |---|---|
-//! | [`compare`] | what a new version needs that an upgrade may not give |
 //! | [`gate`] | whether the new pods are as they should be |
 //! | [`steps`] | applies, watches, and goes back |
 
-mod compare;
 mod gate;
 mod steps;
 
@@ -28,7 +26,6 @@ use daemon::telemetry::{self, LogFormat};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-pub use self::compare::{is_changed, to_apply_again};
 use self::steps::{Times, Upgrade};
 use crate::{
     commands::connect::{fit, values_again},

@@ -7,7 +7,7 @@ use http::{Method, Uri, uri::PathAndQuery};
 use types::limits;
 
 use super::At;
-use crate::request::{address::AddressError, respond::Kind};
+use crate::request::{address::AddressError, refusal::Kind};
 
 /// The longest head without a long target, in bytes.
 pub const HEAD_BYTES: usize = limits::HEADER_LIST_BYTES + limits::PLAIN_TARGET_BYTES + 16 * 1024;

@@ -60,8 +60,8 @@ pub fn show(properties: &mut Map<String, Value>, facts: &Value, version: &str) {
 /// What does not work of an upgrade, as an error of the agents; nothing where all is well.
 fn upgrade_error(upgrade: &Value) -> Option<Value> {
     let severity = match upgrade["state"].as_str()? {
-        "RolledBack" | "Failed" => "Error",
-        "Waiting" => "Warning",
+        types::agent_api::upgrade_states::ROLLED_BACK | types::agent_api::upgrade_states::FAILED => "Error",
+        types::agent_api::upgrade_states::WAITING => "Warning",
         _ => return None,
     };
     let text = |name: &str| upgrade[name].as_str().unwrap_or_default();

@@ -4,7 +4,10 @@
 use std::collections::{HashMap, HashSet};
 
 use serde_json::{Value, json};
-use types::{agent_api::ObjectState, api::ResourceId};
+use types::{
+    agent_api::{ObjectState, codes, compliance},
+    api::ResourceId,
+};
 
 use super::Assignment;
 use crate::{
@@ -25,7 +28,7 @@ const AGAIN_MS: i64 = 5 * 60 * 1000;
 /// How long a cluster that never comes to an end keeps others waiting, milliseconds.
 const PLACE_MS: i64 = 48 * 60 * 60 * 1000;
 /// What a cluster tells that was away for longer than the secrets of its configuration are kept.
-const SECRETS_GONE: &str = "ProtectedSettingsGone";
+const SECRETS_GONE: &str = codes::PROTECTED_SETTINGS_GONE;
 /// The code of a cluster whose agents are others than those that the secrets were given for.
 const OTHER_AGENTS: &str = "ClusterHasOtherAgents";
 /// Clusters that refused it at most: with more, something is wrong with the assignment.
@@ -58,9 +61,9 @@ impl State {
         match self {
             Self::Waiting => "Waiting",
             Self::Applying => "Applying",
-            Self::Compliant => "Compliant",
-            Self::NonCompliant => "Non-Compliant",
-            Self::Suspended => "Suspended",
+            Self::Compliant => compliance::COMPLIANT,
+            Self::NonCompliant => compliance::NON_COMPLIANT,
+            Self::Suspended => compliance::SUSPENDED,
             Self::Failed => "Failed",
         }
     }
@@ -339,9 +342,9 @@ fn judge(member: &mut Member, told: &Told, complies: bool) {
         }
         Ok(ObjectState::Succeeded) if !complies => member.state = State::Compliant,
         Ok(ObjectState::Succeeded) => match details["complianceState"].as_str() {
-            Some("Compliant") => member.state = State::Compliant,
-            Some("Suspended") => member.state = State::Suspended,
-            Some("Non-Compliant") => {
+            Some(compliance::COMPLIANT) => member.state = State::Compliant,
+            Some(compliance::SUSPENDED) => member.state = State::Suspended,
+            Some(compliance::NON_COMPLIANT) => {
                 member.state = State::NonCompliant;
                 member.why = Some(("NonCompliant".to_owned(), text(&details["errorMessage"])));
             }

@@ -89,7 +89,7 @@ pub fn describe() -> (Value, Value) {
 }
 
 fn complies(status: &Value) -> bool {
-    status["complianceState"] != "Non-Compliant"
+    status["complianceState"] != types::agent_api::compliance::NON_COMPLIANT
 }
 
 /// Whether any of these does not comply.

@@ -12,7 +12,8 @@ use url::{Host, Url};
 pub use self::keys::ISSUER_KEYS;
 pub use self::raw::{Fault, Faults, IssuerKind, OneOrMore, Pop, RawIssuer, Tokens};
 use super::{
-    jwk::{Algorithm, KeySet, KeySetError},
+    error::KeySetError,
+    jwk::{Algorithm, KeySet},
     names,
 };
 

@@ -1,7 +1,16 @@
 //! Why a token is refused: one variant per check. `Display` is for logs and `towline whoami`; nothing in it comes from
 //! the token but numbers and words of a closed list, so that it is safe to log and never holds a credential.
 
-use super::fetch::FetchError;
+use std::time::Duration;
+
+/// Bytes of one document at most.
+pub const DOCUMENT_BYTES: usize = 512 * 1024;
+/// How long discovery and key set together may take.
+pub const FETCH_DEADLINE: Duration = Duration::from_secs(10);
+/// Keys in one set at most.
+pub(super) const KEYS: usize = 100;
+/// Characters of a `kid` at most.
+pub(super) const KID_BYTES: usize = 256;
 
 /// Why a token was refused. Never holds the token or a text out of it; a user's 401 says no more than Kubernetes does.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -45,7 +54,7 @@ pub enum TokenError {
     #[error("the token's algorithm {0} is not accepted for this issuer")]
     Algorithm(&'static str),
     /// `kid` is no short plain text.
-    #[error("the token's key id is not plain text of at most {limit} characters", limit = super::jws::KID_BYTES)]
+    #[error("the token's key id is not plain text of at most {limit} characters", limit = KID_BYTES)]
     BadKeyId,
     /// No `kid`, and several keys fit.
     #[error("the token names no key and several of the issuer's keys fit")]
@@ -146,6 +155,55 @@ pub enum TokenError {
     /// The proof of possession does not hold.
     #[error("the proof of possession is refused: {0}")]
     Pop(#[from] PopError),
+}
+
+/// Why an issuer's keys could not be read. Holds nothing that the issuer sent.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum FetchError {
+    /// Not asked yet, or not again so soon.
+    #[error("they were not read yet")]
+    NotYet,
+    /// No connection, and which hop failed.
+    #[error("cannot connect to the issuer: {0}")]
+    Connect(String),
+    /// TLS failed: usually a certificate that is not trusted.
+    #[error("no TLS with the issuer: {0}")]
+    Tls(String),
+    /// The connection broke during the exchange, or the answer is not HTTP.
+    #[error("the issuer's answer broke off or is no HTTP")]
+    Http,
+    /// Another status than 200.
+    #[error("the issuer answered with status {0}")]
+    Status(u16),
+    /// A redirect; none is followed.
+    #[error("the issuer answered with a redirect, which is not followed")]
+    Redirect,
+    /// More than [`DOCUMENT_BYTES`].
+    #[error("the issuer's document has more than {DOCUMENT_BYTES} bytes (limit: issuer document bytes)")]
+    TooLarge,
+    /// Longer than [`FETCH_DEADLINE`].
+    #[error("the issuer did not answer within {} s", FETCH_DEADLINE.as_secs())]
+    Timeout,
+    /// The discovery document is not acceptable.
+    #[error("the issuer's discovery document is not acceptable: {0}")]
+    Discovery(&'static str),
+    /// The key set is not acceptable.
+    #[error("the issuer's key set is not acceptable: {0}")]
+    KeySet(#[from] KeySetError),
+}
+
+/// Why a text is no key set.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum KeySetError {
+    /// No JSON, or a key of an object is there twice.
+    #[error("it is no JSON object, or an object in it has a key twice")]
+    Json,
+    /// The array `keys` is missing or has other members than objects.
+    #[error("it has no array `keys` of objects")]
+    Shape,
+    /// More than 100 keys.
+    #[error("it has more than {KEYS} keys (limit: keys of an issuer)")]
+    TooMany,
 }
 
 /// Why a proof of possession is refused: one variant per check (docs/features.md A5).

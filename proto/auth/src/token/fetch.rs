@@ -1,6 +1,6 @@
 //! One document from an issuer, with bounds: https, the issuer's own trust, no redirect, a size and a deadline.
 
-use std::{fmt, future::Future, io, pin::Pin, sync::Arc, time::Duration};
+use std::{fmt, future::Future, io, pin::Pin, sync::Arc};
 
 use bytes::Bytes;
 use daemon::tcp::connect_host;
@@ -11,50 +11,10 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_rustls::TlsConnector;
 use url::{Host, Url};
 
-use super::jwk::KeySetError;
-
-/// Bytes of one document at most.
-pub const DOCUMENT_BYTES: usize = 512 * 1024;
-/// How long discovery and key set together may take.
-pub const FETCH_DEADLINE: Duration = Duration::from_secs(10);
+use super::error::{DOCUMENT_BYTES, FETCH_DEADLINE, FetchError};
 
 /// A future in a box.
 pub type Boxed<T> = Pin<Box<dyn Future<Output = T> + Send>>;
-
-/// Why an issuer's keys could not be read. Holds nothing that the issuer sent.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum FetchError {
-    /// Not asked yet, or not again so soon.
-    #[error("they were not read yet")]
-    NotYet,
-    /// No connection, and which hop failed.
-    #[error("cannot connect to the issuer: {0}")]
-    Connect(String),
-    /// TLS failed: usually a certificate that is not trusted.
-    #[error("no TLS with the issuer: {0}")]
-    Tls(String),
-    /// The connection broke during the exchange, or the answer is not HTTP.
-    #[error("the issuer's answer broke off or is no HTTP")]
-    Http,
-    /// Another status than 200.
-    #[error("the issuer answered with status {0}")]
-    Status(u16),
-    /// A redirect; none is followed.
-    #[error("the issuer answered with a redirect, which is not followed")]
-    Redirect,
-    /// More than [`DOCUMENT_BYTES`].
-    #[error("the issuer's document has more than {DOCUMENT_BYTES} bytes (limit: issuer document bytes)")]
-    TooLarge,
-    /// Longer than [`FETCH_DEADLINE`].
-    #[error("the issuer did not answer within {} s", FETCH_DEADLINE.as_secs())]
-    Timeout,
-    /// The discovery document is not acceptable.
-    #[error("the issuer's discovery document is not acceptable: {0}")]
-    Discovery(&'static str),
-    /// The key set is not acceptable.
-    #[error("the issuer's key set is not acceptable: {0}")]
-    KeySet(#[from] KeySetError),
-}
 
 /// Fetches documents. Tests bring their own.
 pub trait Fetch: Send + Sync {

@@ -16,10 +16,8 @@ use aws_lc_rs::{
 use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
 use serde_json::{Map, Value};
 
-use super::error::TokenError;
+use super::error::{KEYS, KeySetError, TokenError};
 
-/// Keys in one set at most.
-pub(super) const KEYS: usize = 100;
 /// Keys of one pinned issuer at most, over its life: the pinned ones and those that followed.
 pub(super) const CHAIN: usize = 256;
 /// Statements of one key set at most, and the length of each statement and attestation in bytes.
@@ -268,20 +266,6 @@ fn edwards(jwk: &Map<String, Value>) -> Result<Parts, JwkError> {
     let key = ParsedPublicKey::new(&ED25519, bytes(jwk, "x")?).map_err(|_| JwkError::Malformed)?;
     let canonical = format!(r#"{{"crv":"Ed25519","kty":"OKP","x":"{}"}}"#, text(jwk, "x")?);
     Ok((canonical, vec![(Algorithm::EdDsa, key)]))
-}
-
-/// Why a text is no key set.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum KeySetError {
-    /// No JSON, or a key of an object is there twice.
-    #[error("it is no JSON object, or an object in it has a key twice")]
-    Json,
-    /// The array `keys` is missing or has other members than objects.
-    #[error("it has no array `keys` of objects")]
-    Shape,
-    /// More than 100 keys.
-    #[error("it has more than {KEYS} keys (limit: keys of an issuer)")]
-    TooMany,
 }
 
 /// The usable keys of an issuer.

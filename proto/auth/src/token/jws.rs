@@ -9,10 +9,7 @@ use types::{
     limits::TOKEN_BYTES,
 };
 
-use super::error::TokenError;
-
-/// Characters of a `kid` at most.
-pub(super) const KID_BYTES: usize = 256;
+use super::error::{KID_BYTES, TokenError};
 
 /// The parts of a JWS that was read and not verified, its payload as JSON.
 #[derive(Debug)]

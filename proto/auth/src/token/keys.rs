@@ -34,9 +34,9 @@ use url::Url;
 use self::chain::Chain;
 use super::{
     config::{Issuer, KeySource, acceptable_url},
-    error::TokenError,
-    fetch::{Boxed, FETCH_DEADLINE, Fetch, FetchError},
-    jwk::{Algorithm, CHAIN, Key, KeySet, KeySetError},
+    error::{FETCH_DEADLINE, FetchError, KeySetError, TokenError},
+    fetch::{Boxed, Fetch},
+    jwk::{Algorithm, CHAIN, Key, KeySet},
 };
 
 /// Least time between two fetches that bring the same keys, however many unknown key ids are presented.

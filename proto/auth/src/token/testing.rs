@@ -26,7 +26,8 @@ use url::Url;
 use super::{
     Verifier,
     config::{Issuer, KeySource, RawIssuer},
-    fetch::{Boxed, Fetch, FetchError},
+    error::FetchError,
+    fetch::{Boxed, Fetch},
     jwk::KeySet,
     jws::sha256,
 };

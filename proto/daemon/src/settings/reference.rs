@@ -4,7 +4,7 @@
 
 use std::{fmt::Write as _, path::Path};
 
-use super::{Faults, Section};
+use super::{Asked, Faults, Section};
 
 /// Columns of a comment.
 const WIDTH: usize = 118;
@@ -62,6 +62,16 @@ pub struct Table {
 }
 
 impl Table {
+    /// One that may be there once.
+    pub const fn once(name: &'static str, needed: bool, meaning: &'static str, keys: &'static [Key]) -> Self {
+        Self { name, many: false, needed, meaning, keys }
+    }
+
+    /// One that may be there several times; it does without.
+    pub const fn many(name: &'static str, meaning: &'static str, keys: &'static [Key]) -> Self {
+        Self { name, many: true, needed: false, meaning, keys }
+    }
+
     fn key(&self, name: &str) -> String {
         match (self.name, self.many) {
             ("", _) => name.to_owned(),
@@ -69,17 +79,6 @@ impl Table {
             (table, false) => format!("{table}.{name}"),
         }
     }
-}
-
-/// What the code that reads a file asked it for.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Asked {
-    /// The dotted key; `[]` stands for each of several tables.
-    pub key: String,
-    /// Type and bounds; empty where the table reads itself.
-    pub kind: String,
-    /// Whether it must be there.
-    pub required: bool,
 }
 
 /// The reference: valid TOML whose optional keys and tables stand behind `#`, without a space.

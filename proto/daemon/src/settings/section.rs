@@ -11,7 +11,7 @@ use std::{
 use serde::de::DeserializeOwned;
 use toml::{Table, Value};
 
-use super::{Faults, duration, reference::Asked, spell};
+use super::{Faults, duration, spell};
 
 /// One table of the file. Values are taken out of it; [`Section::end`] complains about what is left.
 pub struct Section {
@@ -21,6 +21,17 @@ pub struct Section {
     allowed: Vec<&'static str>,
     /// What was asked for, where somebody wants to know.
     asked: Option<Recorder>,
+}
+
+/// What the code that reads a file asked it for.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Asked {
+    /// The dotted key; `[]` stands for each of several tables.
+    pub key: String,
+    /// Type and bounds; empty where the table reads itself.
+    pub kind: String,
+    /// Whether it must be there.
+    pub required: bool,
 }
 
 /// What was asked of a file.

@@ -4,6 +4,10 @@
 //! connection that is there or lost. Identity of streams, credit and stop with a code are [`super::session`]'s. The
 //! halves are enums rather than trait objects, so that a chunk costs no allocation and no indirect call.
 
+pub mod http2;
+pub mod memory;
+pub mod quic;
+
 use std::{
     net::SocketAddr,
     sync::Arc,
@@ -14,7 +18,7 @@ use std::{
 use bytes::Bytes;
 use rustls::pki_types::CertificateDer;
 
-use super::{CarrierKind, Closed, Packets, http2, memory, quic};
+use super::{CarrierKind, Closed, Packets};
 use crate::wire::close::{CloseCode, StreamCode};
 
 /// What is known of a connection when a carrier is made of it.

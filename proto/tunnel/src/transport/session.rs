@@ -7,7 +7,9 @@ mod driver;
 mod hello;
 mod incoming;
 mod liveness;
+mod messages;
 pub(crate) mod state;
+pub(crate) mod stream;
 mod tunnel;
 
 #[cfg(test)]

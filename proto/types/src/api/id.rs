@@ -101,6 +101,12 @@ pub const SUBSCRIPTIONS: &str = "Microsoft.Resources/subscriptions";
 pub const RESOURCE_GROUPS: &str = "Microsoft.Resources/resourceGroups";
 /// The type of connected clusters.
 pub const CONNECTED_CLUSTERS: &str = "Microsoft.Kubernetes/connectedClusters";
+/// The type of cluster extensions.
+pub const EXTENSIONS: &str = "Microsoft.KubernetesConfiguration/extensions";
+/// The type of flux configurations.
+pub const FLUX_CONFIGURATIONS: &str = "Microsoft.KubernetesConfiguration/fluxConfigurations";
+/// The type of source control configurations.
+pub const SOURCE_CONTROL_CONFIGURATIONS: &str = "Microsoft.KubernetesConfiguration/sourceControlConfigurations";
 
 impl ResourceId {
     /// Reads an id. Percent-encoding is no part of an id: it must be undone before, and is refused here.

@@ -1,4 +1,4 @@
-//! Bodies on the way to and from the apiserver: the stream's chunks as they are, no copy.
+//! Bodies on the way to the apiserver: the stream's chunks as they are, no copy.
 
 use std::{
     pin::Pin,
@@ -7,13 +7,10 @@ use std::{
 
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
-use hyper::body::Incoming;
 use tunnel::{
     exchange::{Part, Resendable, Sending, SendingError, StreamBody},
     transport::StreamError,
 };
-
-use super::pool::Lease;
 
 /// What goes to the apiserver, on one connection.
 pub struct RequestBody(Kind);
@@ -105,56 +102,5 @@ impl Body for RequestBody {
             Kind::Whole(Some(bytes)) => SizeHint::with_exact(bytes.len() as u64),
             Kind::Stream(body) => body.size_hint(),
         }
-    }
-}
-
-/// What comes from the apiserver. Holds its claim on the connection.
-pub struct AnswerBody {
-    body: Incoming,
-    lease: Option<Lease>,
-}
-
-impl AnswerBody {
-    pub(super) fn new(body: Incoming, lease: Option<Lease>) -> Self {
-        let mut this = Self { body, lease };
-        if this.body.is_end_stream() {
-            this.finished();
-        }
-        this
-    }
-
-    /// Of a connection that is not used again.
-    pub fn alone(body: Incoming) -> Self {
-        Self { body, lease: None }
-    }
-
-    fn finished(&mut self) {
-        if let Some(lease) = self.lease.take() {
-            lease.finished();
-        }
-    }
-}
-
-impl Body for AnswerBody {
-    type Data = Bytes;
-    type Error = hyper::Error;
-
-    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
-        if let Some(lease) = &mut self.lease {
-            lease.drive(cx);
-        }
-        let frame = std::task::ready!(Pin::new(&mut self.body).poll_frame(cx));
-        if frame.is_none() || (matches!(frame, Some(Ok(_))) && self.body.is_end_stream()) {
-            self.finished();
-        }
-        Poll::Ready(frame)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
     }
 }

@@ -16,13 +16,11 @@ use agent::roles::upgrader::state::{self, Kept, Phase, State};
 use anyhow::{Context, anyhow, bail};
 use serde_json::{Value, json};
 
-use super::{
-    compare::{is_changed, lacking, to_apply_again},
-    gate::{Fault, Gate, last_heard},
-};
+use super::gate::{Fault, Gate, last_heard};
 use crate::{
     kubernetes::{
         Kubernetes, Place,
+        compare::{is_changed, lacking, to_apply_again},
         place::{CONNECTED_CLUSTER, DEPLOYMENT, EVENT},
     },
     manifests::{AGENT, MANAGER, UPGRADER},

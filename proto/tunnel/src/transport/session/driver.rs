@@ -16,17 +16,17 @@ use types::{ids::StreamId, limits};
 
 use super::{
     SessionOptions,
-    hello::Messages,
     incoming::Queue,
     liveness::{LATELY, Liveness, Seen, Step, together},
+    messages::Messages,
     state::{Refused, Shared, Side},
+    stream,
 };
 use crate::{
     transport::{
         Closed, Drain, Incoming,
         carrier::{Link, RawError, RawRecv, RawSend},
         quic::Peer,
-        stream,
     },
     wire::{
         close::{CloseCode, StreamCode},

@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use aws_lc_rs::signature::{ECDSA_P256_SHA256_ASN1, UnparsedPublicKey};
-use bytes::{Buf, Bytes, BytesMut};
+use bytes::Bytes;
 use rustls::pki_types::CertificateDer;
 use tokio::time::{Instant, timeout};
 use types::{
@@ -14,18 +14,18 @@ use types::{
 use super::{
     AgentSide, GatewaySide, HelloError, Presented, SessionOptions,
     driver::{self, ControlStream},
+    messages::Messages,
     state::{Shared, Side},
     tunnel::SessionTunnel,
 };
 use crate::{
     transport::{
         TunnelHandle, TunnelInfo,
-        carrier::{Carrier, RawError, RawRecv},
+        carrier::{Carrier, RawError},
     },
     wire::{
         close::CloseCode,
         hello::{Answer, Challenge, Hello, Proof, Refuse, Welcome, proof_message},
-        message::{self, LENGTH_BYTES},
     },
 };
 
@@ -47,7 +47,7 @@ async fn connect_untimed(
     let (mut send, recv) = lost(carrier, carrier.link.accept().await).await?;
     send.prioritise();
     let mut messages = Messages::new(recv);
-    let challenge = Challenge::decode(messages.next(carrier).await?)?;
+    let challenge = Challenge::decode(next(&mut messages, carrier).await?)?;
     let version = challenge.newest.min(Version::NEWEST);
     if version < challenge.oldest || version < Version::OLDEST {
         return Err(HelloError::Version);
@@ -68,7 +68,7 @@ async fn connect_untimed(
     };
     let sent = Instant::now();
     lost(carrier, send.send_all(hello.encode().freeze()).await).await?;
-    let welcome = match Answer::decode(messages.next(carrier).await?)? {
+    let welcome = match Answer::decode(next(&mut messages, carrier).await?)? {
         Answer::Welcome(welcome) => welcome,
         Answer::Refuse(refuse) => return Err(refused(refuse)),
     };
@@ -120,7 +120,7 @@ where
     };
     let sent = Instant::now();
     lost(carrier, send.send_all(challenge.encode().freeze()).await).await?;
-    let hello = Hello::decode(messages.next(carrier).await?)?;
+    let hello = Hello::decode(next(&mut messages, carrier).await?)?;
     let rtt = sent.elapsed();
     let features = Features::TAKEN.intersection(hello.features);
     let info = TunnelInfo {
@@ -235,41 +235,11 @@ fn establish(
     Arc::new(SessionTunnel::new(info, shared, link, accepted))
 }
 
-/// Length-prefixed messages from the control stream.
-pub(super) struct Messages {
-    recv: RawRecv,
-    buffer: BytesMut,
-}
-
-impl Messages {
-    fn new(recv: RawRecv) -> Self {
-        Self { recv, buffer: BytesMut::new() }
-    }
-
-    async fn next(&mut self, carrier: &Carrier) -> Result<Bytes, HelloError> {
-        match self.read().await {
-            Ok(Ok(message)) => Ok(message),
-            Ok(Err(error)) => Err(error.into()),
-            Err(error) => lost(carrier, Err(error)).await,
-        }
-    }
-
-    /// The next message without its prefix. The outer error is the carrier's, the inner one the peer's fault; an end of
-    /// the stream is a lost carrier. Cancel-safe.
-    pub(super) async fn read(&mut self) -> Result<Result<Bytes, crate::wire::error::WireError>, RawError> {
-        loop {
-            match message::length(&self.buffer, limits::CONTROL_BYTES) {
-                Err(error) => return Ok(Err(error)),
-                Ok(Some(length)) if self.buffer.len() - LENGTH_BYTES >= length => {
-                    self.buffer.advance(LENGTH_BYTES);
-                    return Ok(Ok(self.buffer.split_to(length).freeze()));
-                }
-                Ok(_) => {}
-            }
-            match self.recv.recv().await? {
-                Some(chunk) => self.buffer.extend_from_slice(&chunk),
-                None => return Err(RawError::Lost),
-            }
-        }
+/// The next message, or why there is none.
+async fn next(messages: &mut Messages, carrier: &Carrier) -> Result<Bytes, HelloError> {
+    match messages.read().await {
+        Ok(Ok(message)) => Ok(message),
+        Ok(Err(error)) => Err(error.into()),
+        Err(error) => lost(carrier, Err(error)).await,
     }
 }

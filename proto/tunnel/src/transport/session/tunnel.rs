@@ -6,9 +6,9 @@ use bytes::{BufMut, Bytes, BytesMut};
 use futures_util::{FutureExt, future::BoxFuture};
 use tokio::time::sleep;
 
-use super::{incoming::Queue, state::Shared};
+use super::{incoming::Queue, state::Shared, stream};
 use crate::{
-    transport::{Closed, Drain, Incoming, OpenError, Packets, Stream, Tunnel, TunnelInfo, carrier::Link, stream},
+    transport::{Closed, Drain, Incoming, OpenError, Packets, Stream, Tunnel, TunnelInfo, carrier::Link},
     wire::{close::CloseCode, varint},
 };
 

@@ -54,9 +54,6 @@ const ACK_DELAY: Duration = Duration::from_millis(5);
 /// does (RFC 8985), a quarter of a round trip is waited; so much later is a loss repaired.
 pub(super) const LOST_AFTER_ROUND_TRIPS: f32 = 1.25;
 
-/// Streams that a gateway may have open: those that the session counts, the control stream, and those that have ended
-/// at one end only.
-pub(super) const STREAMS_OF_GATEWAY: u32 = limits::STREAMS_PER_TUNNEL + 256;
 /// Streams that an agent may have open at first: more than it has exchanges, of which a few are under way at once.
 /// quinn keeps places for as many in two tables from the beginning, 80 bytes each: 256 are 20 KiB for every idle
 /// tunnel, thousands half a MiB. Where more are open the number grows with them ([`Link::allow_streams`]).

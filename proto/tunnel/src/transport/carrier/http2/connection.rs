@@ -26,8 +26,10 @@ use tokio::{
 use types::limits;
 
 use super::{
+    STREAMS,
+    body::Body,
     shelf::{Shelf, Shelves},
-    streams::{self, Body, Graves, Kept, RawPair},
+    streams::{self, Graves, Kept, RawPair},
 };
 use crate::{
     transport::{
@@ -40,13 +42,9 @@ use crate::{
 
 /// What one stream may have in flight before the session's credit is looked at: head and the largest window.
 const STREAM_WINDOW_BYTES: u32 = (limits::WINDOW_MAX as u32) + 2 * (limits::HEAD_BYTES as u32);
-/// Streams that one session bears: users', parked, control.
-pub(super) const STREAMS: u32 = limits::STREAMS_PER_TUNNEL + limits::PARKED_STREAMS_MAX as u32 + 1;
 /// h2's allowance for small DATA frames. [`Shelves`] bound what it keeps of them; and it never forgets what it was
 /// charged for frames that came behind the end of their reader.
 const SMALL_FRAMES: usize = usize::MAX;
-/// How long a stopped writer may take to end.
-pub(super) const STOPPED: Duration = Duration::from_secs(30);
 /// Pause before streams are parked in the place of those that the agent reset.
 const PARK_AGAIN_AFTER: Duration = Duration::from_millis(20);
 /// Bytes of a request's or answer's header list: ours are empty.

@@ -23,7 +23,7 @@ use bytes::{Bytes, BytesMut};
 use slab::Slab;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use super::streams::Body;
+use super::body::Body;
 use crate::transport::{carrier::RawError, lock};
 
 /// Bytes that a connection reads before what is unread is put on shelves: at ten bytes for the smallest frame that

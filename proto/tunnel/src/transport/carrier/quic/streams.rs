@@ -12,11 +12,9 @@ use std::{
 
 use bytes::{Buf, Bytes, BytesMut};
 use quinn::{Connection, ConnectionError, ReadError, StoppedError, VarInt, WriteError};
+use types::limits;
 
-use super::{
-    endpoint::STREAMS_OF_GATEWAY,
-    keep_alive::{KeepAlive, Peer},
-};
+use super::keep_alive::{KeepAlive, Peer, heard};
 use crate::{
     transport::{
         Closed, Packets,
@@ -110,18 +108,16 @@ impl Link {
     }
 }
 
+/// Streams that a gateway may have open: those that the session counts, the control stream, and those that have ended
+/// at one end only.
+const STREAMS_OF_GATEWAY: u32 = limits::STREAMS_PER_TUNNEL + 256;
+
 /// How many streams a peer may have open that has `open`. In doubling steps: quinn keeps a raise to itself that is not
 /// more than an eighth of the new number, and a peer that waits for it would wait for ever.
 fn streams_for(open: usize) -> u32 {
     let doubled = u32::try_from(2 * open + 1).ok().and_then(u32::checked_next_power_of_two);
     // The last step goes to the end: from the power of two below, that would be too small a one.
     doubled.filter(|&doubled| doubled < STREAMS_OF_GATEWAY / 2).unwrap_or(STREAMS_OF_GATEWAY)
-}
-
-/// Frames that came: of authenticated packets only.
-pub(super) fn heard(connection: &Connection) -> u64 {
-    let frames = connection.stats().frame_rx;
-    frames.acks + frames.ping + frames.stream + frames.datagram + frames.path_challenge + frames.path_response
 }
 
 impl Drop for Link {

@@ -29,7 +29,7 @@ pub struct Socks5 {
 
 impl Socks5 {
     /// Asks the proxy at the other end of `io` to connect to `host`. Behind an `Ok` what comes is the host's.
-    pub(super) async fn ask<T>(&self, io: &mut T, host: &str, port: u16) -> io::Result<()>
+    pub async fn ask<T>(&self, io: &mut T, host: &str, port: u16) -> io::Result<()>
     where
         T: AsyncRead + AsyncWrite + Unpin,
     {

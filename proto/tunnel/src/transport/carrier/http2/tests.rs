@@ -176,7 +176,7 @@ async fn an_agent_that_gives_no_room_makes_the_gateway_keep_a_bounded_number_of_
 async fn an_agent_that_never_ends_what_is_stopped_makes_the_gateway_keep_a_bounded_number() {
     const MORE: usize = 100;
     let (carrier, mut hostile) = hostile(h2::server::Builder::new().max_concurrent_streams(1_000_000)).await;
-    let (opened, resets) = (connection::STREAMS as usize + MORE, watch::Sender::new(0));
+    let (opened, resets) = (STREAMS as usize + MORE, watch::Sender::new(0));
     let seen = resets.clone();
     let agent = tokio::spawn(async move {
         let mut kept = FuturesUnordered::new();

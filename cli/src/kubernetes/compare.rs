@@ -3,7 +3,7 @@
 
 use serde_json::Value;
 
-use crate::kubernetes::Place;
+use super::Place;
 
 /// Kinds that an upgrade changes. All others are compared.
 const CHANGED: [&str; 5] = ["ConfigMap", "Service", "NetworkPolicy", "PodDisruptionBudget", "Deployment"];

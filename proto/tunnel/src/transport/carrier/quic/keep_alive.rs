@@ -25,8 +25,6 @@ use tokio::{
 };
 use types::limits;
 
-use super::streams::heard;
-
 /// Signs are sent on the beat, to all whose time has come: a processor that is awake for one sends another for less.
 /// Those of ten thousand tunnels cost an eighth more on a beat of 32 ms, and no less on longer ones: then what belongs
 /// to the tunnels is no longer in the processor's caches when they acknowledge.
@@ -262,6 +260,12 @@ fn look(unsure: &mut Due, now: Instant, most: usize) -> bool {
         }
     }
     true
+}
+
+/// Frames that came: of authenticated packets only.
+pub(super) fn heard(connection: &Connection) -> u64 {
+    let frames = connection.stats().frame_rx;
+    frames.acks + frames.ping + frames.stream + frames.datagram + frames.path_challenge + frames.path_response
 }
 
 #[cfg(test)]

@@ -15,15 +15,17 @@ use bytes::{Buf, Bytes, BytesMut};
 use tokio::time::Instant;
 use types::limits;
 
-use super::{
-    MessageError, Stream, StreamError,
-    carrier::{RawError, RawRecv, RawSend},
-    session::state::Lease,
-};
-use crate::wire::{
-    close::StreamCode,
-    error::WireError,
-    message::{self, LENGTH_BYTES},
+use super::state::Lease;
+use crate::{
+    transport::{
+        MessageError, Stream, StreamError,
+        carrier::{RawError, RawRecv, RawSend},
+    },
+    wire::{
+        close::StreamCode,
+        error::WireError,
+        message::{self, LENGTH_BYTES},
+    },
 };
 
 /// Windows grow for readers that are quicker than this even where the round trip is shorter: the time to be scheduled.
@@ -121,7 +123,7 @@ impl SendStream {
         }
     }
 
-    /// Sends the opener's first bytes, which are outside of any credit, as [`super::carrier::Link::count_first`] gave
+    /// Sends the opener's first bytes, which are outside of any credit, as [`crate::transport::carrier::Link::count_first`] gave
     /// them; they are all if `last`. What ends the stream meanwhile is told to its reader. `Err`: the carrier is gone.
     pub(crate) async fn begin(&mut self, first: Result<Bytes, Bytes>, last: bool) -> Result<(), RawError> {
         let sent = match first {
