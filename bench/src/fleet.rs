@@ -82,7 +82,7 @@ async fn up(bench: &Bench, fleet: &Fleet, ledgers: &[Ledger]) -> anyhow::Result<
 /// own agent is back until all are. `users` is the open loop that they are.
 pub async fn storm(bench: &Bench, path: &mut Running, users: Load) -> anyhow::Result<Outcome> {
     let (user, mut fleet) = (User::of(path), path.also.fleet.take().context("a gateway with a fleet")?);
-    let stormed = storm_of(bench, &user, (&mut fleet, &mut path.also), users).await;
+    let stormed = storm_of(bench, &user, &mut fleet, &mut path.also, users).await;
     path.also.fleet = Some(fleet);
     stormed
 }
@@ -90,12 +90,13 @@ pub async fn storm(bench: &Bench, path: &mut Running, users: Load) -> anyhow::Re
 async fn storm_of(
     bench: &Bench,
     user: &User,
-    (fleet, also): (&mut Fleet, &mut Also),
+    fleet: &mut Fleet,
+    also: &mut Also,
     users: Load,
 ) -> anyhow::Result<Outcome> {
     let (mut agents, first) = up(bench, fleet, &also.ledgers).await?;
     ensure!(first.failed == 0, "{} of {} agents have no tunnel: {:?}", first.failed, fleet.agents(), first.errors);
-    let before = load_of(bench, user, (users, None)).await?;
+    let before = load_of(bench, user, users, None).await?;
     ensure!(before.failed == 0, "{} requests failed before: {:?}", before.failed, before.errors);
     if let Some(audit) = &mut also.audit {
         audit.ends(&bench.link).await?;
@@ -130,7 +131,7 @@ async fn storm_of(
 /// Waits until a request gets through; how long that took since the gateway was killed, if it ever did.
 async fn served(bench: &Bench, user: &User, killed: Instant) -> anyhow::Result<Option<Duration>> {
     while killed.elapsed().as_secs_f64() < 2.0 * BACK_S {
-        if load_of(bench, user, (crate::scenario::probe(), None)).await?.requests > 0 {
+        if load_of(bench, user, crate::scenario::probe(), None).await?.requests > 0 {
             return Ok(Some(killed.elapsed()));
         }
         sleep(LOOK).await;

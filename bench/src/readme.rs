@@ -69,7 +69,7 @@ const NOTHING: &str = "–";
 
 /// What is in it, and the ratio that is, if any.
 fn cell(run: &Run, path: &str, Column(_, scenario, name, divisor): &Column) -> (String, Option<Ratio>) {
-    let Some((middle, ratio)) = figure(name).and_then(|figure| compared_with(run, scenario, (path, FLOOR), figure))
+    let Some((middle, ratio)) = figure(name).and_then(|figure| compared_with(run, scenario, path, FLOOR, figure))
     else {
         return (why_not(run, scenario, path).map_or(NOTHING, |_| "no").to_owned(), None);
     };

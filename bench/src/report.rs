@@ -152,18 +152,13 @@ pub fn tables(run: &Run) -> Vec<Table<'_>> {
             .filter(|figure| run.records.iter().any(|r| r.scenario == scenario && (figure.of)(r).is_some()))
             .collect();
         let measured = paths.iter().filter(|path| of(run, scenario, path).next().is_some());
-        let rows = measured.map(|path| row(run, scenario, path, (&figures, &paths))).collect();
+        let rows = measured.map(|path| row(run, scenario, path, &figures, &paths)).collect();
         Table { scenario, figures, rows }
     };
     names(run, |record| &record.scenario).into_iter().map(table).collect()
 }
 
-fn row<'a>(
-    run: &'a Run,
-    scenario: &'a str,
-    path: &'a str,
-    (figures, paths): (&[&'static Figure], &[&'a str]),
-) -> Row<'a> {
+fn row<'a>(run: &'a Run, scenario: &'a str, path: &'a str, figures: &[&'static Figure], paths: &[&'a str]) -> Row<'a> {
     let mut latency = Latency::default();
     of(run, scenario, path).for_each(|record| latency.merge(&record.outcome.latency));
     let cell = |figure: &&'static Figure| match middle(run, scenario, path, figure) {
@@ -171,7 +166,7 @@ fn row<'a>(
             latency.at(0.999).map_or(Cell::None, Cell::OfAll)
         }
         None => Cell::None,
-        Some(this) => Cell::Of(compared(run, scenario, path, (this, figure, paths))),
+        Some(this) => Cell::Of(compared(run, scenario, path, this, figure, paths)),
     };
     let times = of(run, scenario, path).filter(|record| record.no.is_some()).count();
     let all = of(run, scenario, path).count();
@@ -184,9 +179,11 @@ fn compared<'a>(
     run: &Run,
     scenario: &str,
     path: &str,
-    (this, figure, paths): (Middle, &Figure, &[&'a str]),
+    this: Middle,
+    figure: &Figure,
+    paths: &[&'a str],
 ) -> Compared<'a> {
-    let floor = compared_with(run, scenario, (path, FLOOR), figure).and_then(|(_, ratio)| ratio);
+    let floor = compared_with(run, scenario, path, FLOOR, figure).and_then(|(_, ratio)| ratio);
     let peer = best_peer(run, scenario, figure, paths).filter(|_| path.starts_with(OURS));
     Compared { this, floor, peer: peer.and_then(|(name, best)| Some((name, ratio(&this, &best)?))) }
 }
@@ -212,7 +209,8 @@ fn best_peer<'a>(run: &Run, scenario: &str, of: &Figure, paths: &[&'a str]) -> O
 pub fn compared_with(
     run: &Run,
     scenario: &str,
-    (path, other): (&str, &str),
+    path: &str,
+    other: &str,
     figure: &Figure,
 ) -> Option<(Middle, Option<Ratio>)> {
     let this = middle(run, scenario, path, figure)?;

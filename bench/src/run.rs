@@ -122,7 +122,7 @@ async fn run(args: &Args) -> anyhow::Result<ExitCode> {
         match stop.kinds.as_slice() {
             [] => {
                 for scenario in &stop.scenarios {
-                    broken += keep_alone(&bench, scenario, (stop.repeat, size), &mut keep).await?;
+                    broken += keep_alone(&bench, scenario, stop.repeat, size, &mut keep).await?;
                 }
             }
             kinds if stop.scene.together => {
@@ -319,14 +319,14 @@ impl Round<'_> {
         let ledgers = self.ready(path, scenario.scene).await?;
         // What was lost before counts for nothing, too.
         way.told().await?;
-        let work = work(self.bench, path, (scenario.work, scene.crowd), self.size);
+        let work = work(self.bench, path, scenario.work, scene.crowd, self.size);
         let mut outcome = looked_at(&ledgers, work).await?;
         // All that failed since then would count as if the path had refused it.
         if let Some(why) = path.ended() {
             bail!(why);
         }
         outcome.extra.extend(way.told().await?.iter().flat_map(relay::figures));
-        self.record(path, scenario, (outcome, &ledgers)).await
+        self.record(path, scenario, outcome, &ledgers).await
     }
 
     /// Warms the path; what its hops used and dropped before counts for nothing.
@@ -343,7 +343,8 @@ impl Round<'_> {
         &self,
         path: &Running,
         scenario: &Scenario,
-        (mut outcome, ledgers): (Outcome, &[Ledger]),
+        mut outcome: Outcome,
+        ledgers: &[Ledger],
     ) -> anyhow::Result<Record> {
         let hops = ledgers.iter().map(Ledger::close).collect::<anyhow::Result<_>>()?;
         if let Some(audit) = &path.also.audit {
@@ -384,7 +385,8 @@ enum End {
 async fn keep_alone(
     bench: &Bench,
     scenario: &Scenario,
-    (repeat, size): (u32, Size),
+    repeat: u32,
+    size: Size,
     keep: &mut impl FnMut(Record) -> anyhow::Result<()>,
 ) -> anyhow::Result<u32> {
     match without_path(bench, scenario, repeat, size).await {
@@ -438,7 +440,7 @@ async fn command(bench: &Bench, path: &Running, task: Task) -> anyhow::Result<Ou
 }
 
 /// Does it, each kind by what knows how.
-async fn work(bench: &Bench, path: &mut Running, (work, crowd): (Work, Crowd), size: Size) -> anyhow::Result<Outcome> {
+async fn work(bench: &Bench, path: &mut Running, work: Work, crowd: Crowd, size: Size) -> anyhow::Result<Outcome> {
     match (work, crowd) {
         (Work::Load(of), _) => load(bench, path, of(size)).await,
         (Work::Beside(of), _) => {
@@ -461,7 +463,7 @@ async fn work(bench: &Bench, path: &mut Running, (work, crowd): (Work, Crowd), s
 
 /// A path's load.
 async fn load(bench: &Bench, path: &Running, (load, around): (Load, Option<Load>)) -> anyhow::Result<Outcome> {
-    load_of(bench, &User::of(path), (load, around.map(|load| (User::of(path), load)))).await
+    load_of(bench, &User::of(path), load, around.map(|load| (User::of(path), load))).await
 }
 
 /// What goes over no path, in place of whose name stands what was measured.

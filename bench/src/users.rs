@@ -45,11 +45,7 @@ impl User {
 }
 
 /// A load in a process of its own; what goes on beside it in another, which is under way before.
-pub async fn load_of(
-    bench: &Bench,
-    user: &User,
-    (load, around): (Load, Option<(User, Load)>),
-) -> anyhow::Result<Outcome> {
+pub async fn load_of(bench: &Bench, user: &User, load: Load, around: Option<(User, Load)>) -> anyhow::Result<Outcome> {
     let (command, plan) = user.start(bench, load, Until::Done)?;
     let measured = async { Ok(serde_json::from_str(&output(command, plan.as_bytes()).await?)?) };
     match around {
@@ -60,8 +56,8 @@ pub async fn load_of(
 
 /// A load alone, and then beside another one: the second one is the outcome, which says what the first one saw.
 pub async fn alone_and_beside(bench: &Bench, user: &User, load: Load, around: (User, Load)) -> anyhow::Result<Outcome> {
-    let alone = load_of(bench, user, (load, None)).await?;
-    let mut outcome = load_of(bench, user, (load, Some(around))).await?;
+    let alone = load_of(bench, user, load, None).await?;
+    let mut outcome = load_of(bench, user, load, Some(around)).await?;
     // What failed alone has failed.
     outcome.failed += alone.failed;
     outcome.errors.extend(alone.errors.into_iter().map(|(text, count)| (format!("alone: {text}"), count)));

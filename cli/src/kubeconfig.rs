@@ -74,10 +74,18 @@ pub struct Entry {
     pub credential: UserEntry,
 }
 
+/// A list of named entries.
+#[derive(Clone, Copy)]
+struct List {
+    list: &'static str,
+    /// Where an entry has its content.
+    key: &'static str,
+}
+
 /// The lists of a kubeconfig, each with the key of what its entries hold.
-const CLUSTERS: (&str, &str) = ("clusters", "cluster");
-const CONTEXTS: (&str, &str) = ("contexts", "context");
-const USERS: (&str, &str) = ("users", "user");
+const CLUSTERS: List = List { list: "clusters", key: "cluster" };
+const CONTEXTS: List = List { list: "contexts", key: "context" };
+const USERS: List = List { list: "users", key: "user" };
 
 /// Which parts of an entry go into a file.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -213,7 +221,7 @@ fn environment(before: Option<&Node>, ours: &[(String, String)]) -> Vec<Node> {
 }
 
 /// What the entry of a name holds, in one of the lists; made if there is none.
-fn named<'a>(root: &'a mut Node, (list, key): (&str, &str), name: &str) -> anyhow::Result<&'a mut Node> {
+fn named<'a>(root: &'a mut Node, List { list, key }: List, name: &str) -> anyhow::Result<&'a mut Node> {
     if root.get(list).is_none_or(Node::is_null) {
         root.set(list, Content::List(Vec::new()));
     }
@@ -234,7 +242,7 @@ fn named<'a>(root: &'a mut Node, (list, key): (&str, &str), name: &str) -> anyho
 }
 
 /// Whether a list has an entry of this name.
-fn has(root: &Node, (list, _): (&str, &str), name: &str) -> bool {
+fn has(root: &Node, List { list, .. }: List, name: &str) -> bool {
     match root.get(list).map(|list| &list.content) {
         Some(Content::List(entries)) => position(entries, name).is_some(),
         _ => false,

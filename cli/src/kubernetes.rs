@@ -6,6 +6,7 @@
 //! | [`place`] | which object: kind, namespace, name |
 //! | [`error`] | what an apiserver refused, in one sentence |
 //! | [`apply`] | server-side apply, and what this run made of it |
+//! | [`compare`] | what a new version of the agents needs that an upgrade may not give |
 //! | [`installed`] | the agents that are there |
 //! | [`kept`] | what the agents that are there were told |
 //! | [`rights`] | what the user may do |

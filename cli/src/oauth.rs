@@ -95,6 +95,17 @@ pub enum Grant<'a> {
     },
 }
 
+/// What a token is asked for.
+#[derive(Clone, Copy)]
+pub struct Asked<'a> {
+    /// Client id of this program at the issuer.
+    pub client_id: &'a str,
+    /// The scopes, separated by spaces.
+    pub scope: &'a str,
+    /// Whom the token is for.
+    pub audience: &'a str,
+}
+
 /// What a sign-in yields.
 pub struct Answer {
     /// For the audience; of an external issuer for the gateway's API.

@@ -234,7 +234,7 @@ where
     let mut remaining = None;
     let (parts, body) = request.into_parts();
     let (mut body, expecting) = (std::pin::pin!(body), parts.headers.contains_key(header::EXPECT));
-    let answered = answer(site, path, (parts, body.as_mut()), record, &mut remaining);
+    let answered = answer(site, path, parts, body.as_mut(), record, &mut remaining);
     // Boxed: a scope would hold the large future of an answer a second time.
     let (outcome, unconfirmed) = Box::pin(confirming(answered)).await;
     let given_up = [StatusCode::REQUEST_TIMEOUT, StatusCode::PAYLOAD_TOO_LARGE];
@@ -289,7 +289,8 @@ fn echoed(headers: &HeaderMap, id: RequestId) -> Vec<(HeaderName, HeaderValue)> 
 async fn answer<B>(
     Site { control, snapshot, issuer, sessions, hops }: Site<'_>,
     path: &str,
-    (mut parts, body): (http::request::Parts, B),
+    mut parts: http::request::Parts,
+    body: B,
     record: &mut Record,
     remaining: &mut Option<throttle::Remaining>,
 ) -> Result<Response<Body>, ApiError>

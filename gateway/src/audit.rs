@@ -348,7 +348,7 @@ impl AuditLog {
 
     /// A line about what the gateway did by itself in the name of something: a method and what it was for, and the code of
     /// the refusal if it was refused.
-    pub fn done_for(&self, metrics: &Metrics, by: &str, (method, path): (&str, &str), refused: Option<&str>) {
+    pub fn done_for(&self, metrics: &Metrics, by: &str, method: &str, path: &str, refused: Option<&str>) {
         let text = |text: &str| {
             let (kept, mark) = line::cut(text);
             format!("{kept}{mark}")

@@ -135,7 +135,7 @@ pub fn init(plan: &Plan) -> Result<Value, InitError> {
     })?;
     let ids = Ids { tenant: &tenant, subscription: &subscription, owner: &owner };
     let within = |path: &Path| path.strip_prefix(&directory).unwrap_or(path).to_owned();
-    let text = config(plan, url, &ids, (&within(&certificate), &within(&key)), ours);
+    let text = config(plan, url, &ids, &within(&certificate), &within(&key), ours);
     write_private(&file, text.as_bytes())?;
     Ok(json!({
         "url": url,
@@ -165,7 +165,7 @@ struct Ids<'a> {
 }
 
 /// The configuration file. Paths are relative to it.
-fn config(plan: &Plan, url: &str, ids: &Ids<'_>, (certificate, key): (&Path, &Path), ours: bool) -> String {
+fn config(plan: &Plan, url: &str, ids: &Ids<'_>, certificate: &Path, key: &Path, ours: bool) -> String {
     // A TOML basic string is a JSON one.
     let within = |path: &Path| json!(path).to_string();
     let Ids { tenant, subscription, owner } = ids;

@@ -95,7 +95,7 @@ impl Change<'_> {
     pub fn check(&self, settings: &Api, directory: &Directory) -> Result<(), ApiError> {
         let Some(name) = self.locks_out(settings, directory) else { return Ok(()) };
         let message = format!(
-            "That would take the last owner of the subscription '{name}' away, and nobody could give rights any more. Give \
+            "That would take the last owner of the subscription '{name}' away, and nobody could assign roles afterwards. Give \
              the role Owner at the subscription to somebody else first, without an end. (An account that is disabled or has \
              no secret that is good does not count, nor a name that no configured issuer gives.)"
         );
@@ -170,14 +170,15 @@ pub async fn recover(config: &Config, now: SystemTime) -> Result<Value, OwnersEr
             return Err(error.into());
         }
     };
-    let made = made((api, &AccountNames::of(config)), &store, &documents, now).await;
+    let made = made(api, &AccountNames::of(config), &store, &documents, now).await;
     documents.close().await;
     store.close().await;
     made
 }
 
 async fn made(
-    (api, names): (&Api, &AccountNames),
+    api: &Api,
+    names: &AccountNames,
     store: &Store,
     documents: &Documents,
     now: SystemTime,

@@ -182,10 +182,10 @@ pub async fn reach(
         let slot_of_streams = core.slots.acquire(&permit, &core.limits())?;
         let mut not_told = None;
         if request.address.endpoint == Endpoint::Refresh
-            && let (Some(hops), Some(newest)) = (&core.hops, session.session().newest())
+            && let (Some(hops), Some((sign_in, cluster, until))) = (&core.hops, session.session().newest())
         {
             // Boxed, so that this rare case does not enlarge the future of every request.
-            let names = Box::pin(hops.tell_newest(newest)).await;
+            let names = Box::pin(hops.tell_newest(sign_in, cluster, until)).await;
             not_told = HeaderValue::try_from(names.join(",")).ok().filter(|_| !names.is_empty()).map(Box::new);
         }
         (session, slot_of_streams, locate::locate(core, permit.cluster())?, not_told)
@@ -197,10 +197,10 @@ pub async fn reach(
     let head = open::encode(&head(&mut request, role))?;
     let relayed = {
         let ways = open::Ways { cluster: &request.address.key, tunnels, refused_by: None };
-        let opened = open::open(core, ways, (head.clone(), bodiless), slot_of_streams).await?;
+        let opened = open::open(core, ways, head.clone(), bodiless, slot_of_streams).await?;
         opened.via.note(record);
         record.stage(Stage::Relay);
-        Box::pin(relay::relay(core, request, (head, opened), session, custody))
+        Box::pin(relay::relay(core, request, head, opened, session, custody))
     };
     let mut answer = relayed.await?.map(Body::from);
     if let Some(names) = not_told {
@@ -227,7 +227,7 @@ async fn admit(
     let credential = Credential::take(&mut request.headers, query.as_deref()).map_err(refused)?;
     let access = request.connection.access.as_ref();
     let principal =
-        authenticate::authenticate(snapshot, &credential, access, (&request.address.key, cluster), SystemTime::now())
+        authenticate::authenticate(snapshot, &credential, access, &request.address.key, cluster, SystemTime::now())
             .await
             .map_err(refused)?;
     drop(credential);

@@ -66,7 +66,7 @@ pub enum RollOverError {
     },
     /// Nobody knows who would be cut off.
     #[error(
-        "the store of [api] is not there, so that nobody can say which clusters still live on the old authority: run this where the gateway's configuration names its store (with PostgreSQL, postgres_url_file), or give --force if no gateway has ever started on it"
+        "the store of [api] is not there, so it is not known which clusters still use the old authority: run this where the gateway's configuration names its store (with PostgreSQL, postgres_url_file), or give --force if no gateway has ever started on it"
     )]
     NoStore,
     /// Files of certificates.

@@ -119,7 +119,7 @@ impl Rollouts {
     /// Takes note of something that was done in the name of an assignment.
     fn record<T>(&self, by: &ResourceId, method: &str, id: &str, outcome: &Result<T, ApiError>) {
         let refused = outcome.as_ref().err().map(|error| error.detail.code.as_str());
-        self.audit.done_for(&self.metrics, by.as_str(), (method, id), refused);
+        self.audit.done_for(&self.metrics, by.as_str(), method, id, refused);
     }
 
     /// Begins the deletion of what an assignment made in `room` of some clusters at most, for as long as its turn is, and

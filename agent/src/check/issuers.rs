@@ -29,7 +29,9 @@ fn finding(probe: Probe) -> Finding {
                           they descend from those";
             return Finding::failed(check, format!("{url} has no key that can be used"), remedy);
         }
-        Ok(keys) if fixed => return Finding::passed(check, format!("{keys} key(s) of keys_file; nobody is asked")),
+        Ok(keys) if fixed => {
+            return Finding::passed(check, format!("{keys} key(s) of keys_file; the issuer is not asked"));
+        }
         Ok(keys) => return Finding::passed(check, format!("{keys} key(s) read from {url}")),
         Err(error) => error,
     };

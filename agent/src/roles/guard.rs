@@ -172,7 +172,7 @@ impl Guard {
         Ok(Self::new(listener, keeper, Desk::new(tokens, access, parts.clock.clone())))
     }
 
-    async fn accept(&self, listener: &TcpListener, tasks: &TaskGroup, (shutdown, ending): (&Shutdown, &Shutdown)) {
+    async fn accept(&self, listener: &TcpListener, tasks: &TaskGroup, shutdown: &Shutdown, ending: &Shutdown) {
         loop {
             let (socket, peer) = match listener.accept().await {
                 Ok(accepted) => accepted,
@@ -307,7 +307,7 @@ impl Role for Guard {
                 biased;
                 () = self.lingered(&shutdown) => {}
                 () = self.keeper.keep() => {}
-                () = self.accept(&listener, &tasks, (&shutdown, &ending)) => {}
+                () = self.accept(&listener, &tasks, &shutdown, &ending) => {}
             }
             drop(listener);
             drop(self.listener.lock().unwrap_or_else(PoisonError::into_inner).take());

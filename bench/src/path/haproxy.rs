@@ -17,7 +17,7 @@ pub fn start(bench: &Bench, upstream: &Upstream) -> anyhow::Result<Running> {
 fn hop(bench: &Bench, seat: Seat, name: &str, to: &Upstream) -> anyhow::Result<Program> {
     let file = bench.file(&format!("haproxy-{name}.cfg"));
     let listen = format!("{}:{}", bench.link.address(seat), THIS.port());
-    std::fs::write(&file, configuration(&bench.file(""), name, (&listen, to)))?;
+    std::fs::write(&file, configuration(&bench.file(""), name, &listen, to))?;
     let mut command = bench.link.command(seat, &program()?);
     command.args(["-db", "-f"]).arg(&file);
     Program::start(&format!("haproxy {name}"), command, &bench.file(&format!("haproxy-{name}.log")))
@@ -27,7 +27,7 @@ fn program() -> anyhow::Result<PathBuf> {
     installed("haproxy", &["/usr/sbin/haproxy", "/usr/local/sbin/haproxy", "/usr/bin/haproxy"])
 }
 
-fn configuration(certificates: &Path, name: &str, (listen, to): (&str, &Upstream)) -> String {
+fn configuration(certificates: &Path, name: &str, listen: &str, to: &Upstream) -> String {
     let (certificates, cipher) = (certificates.display(), cipher::OPENSSL);
     let Upstream { address, name: to, ca, .. } = to;
     let ca = ca.display();
@@ -77,7 +77,7 @@ mod tests {
             admin: PathBuf::new(),
         };
         let file = dir.path().join("cfg");
-        std::fs::write(&file, configuration(dir.path(), "outer", ("127.0.0.1:1", &to))).unwrap();
+        std::fs::write(&file, configuration(dir.path(), "outer", "127.0.0.1:1", &to)).unwrap();
         let seen = std::process::Command::new(program).args(["-c", "-f"]).arg(&file).output().unwrap();
         let said = String::from_utf8_lossy(&seen.stderr);
         assert!(seen.status.success() && !said.contains("WARNING"), "{said}");

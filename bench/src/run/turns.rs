@@ -95,7 +95,7 @@ impl<'a> Up<'a> {
             (seen, _) => seen,
         };
         let measured = match seen {
-            Ok(outcome) => self.round.record(&self.path, scenario, (outcome, &self.ledgers)).await,
+            Ok(outcome) => self.round.record(&self.path, scenario, outcome, &self.ledgers).await,
             Err(error) => Err(error),
         };
         if measured.is_err() {

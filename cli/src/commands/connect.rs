@@ -167,7 +167,7 @@ async fn prepare(args: &Args, steps: &mut Steps) -> Outcome<precheck::Prepared> 
         Some(token) => token.context(&args.enrolment, &args.common.context)?,
         None => Context::open(&args.common.context).await?,
     };
-    precheck::run(args, context, token, (proxy, extensions), steps).await
+    precheck::run(args, context, token, proxy, &extensions, steps).await
 }
 
 /// As `kubectl apply -f -` takes it. The private key is in it only where it was typed.

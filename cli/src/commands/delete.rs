@@ -71,7 +71,7 @@ pub async fn run(args: Args) -> Outcome {
     let configurations = configurations(&found).await;
     if !configurations.is_empty() {
         say(&format!(
-            "Flux goes on applying these configurations, which can no longer be managed from here: {}; remove them first: towline flux delete -g {} -c {} -n NAME",
+            "Flux continues to apply these configurations, which can no longer be managed from here: {}; remove them first: towline flux delete -g {} -c {} -n NAME",
             configurations.join(", "),
             args.cluster.resource_group,
             args.cluster.name
@@ -100,7 +100,7 @@ pub async fn run(args: Args) -> Outcome {
     match ended {
         Some(ended) => ended.map(|()| ExitCode::SUCCESS),
         None => {
-            say("interrupted: the same command again goes on from here");
+            say("interrupted: run the same command again to continue from here");
             Err(Failure::interrupted())
         }
     }

@@ -210,7 +210,7 @@ pub async fn run(args: Args) -> Outcome {
         ExtensionAction::Create(args) => create(*args, &common).await?,
         ExtensionAction::Update(args) => update(*args, &common).await?,
         ExtensionAction::Delete { extension, force, yes, wait } => {
-            delete(&extension, (force, yes), &wait, &common).await?;
+            delete(&extension, force, yes, &wait, &common).await?;
         }
         ExtensionAction::List { cluster } => {
             let context = Context::open(&common.context).await?;
@@ -243,7 +243,7 @@ async fn create(args: CreateArgs, common: &CommonArgs) -> Outcome<()> {
     let answer = api.put(&target, &body).await;
     let answer = answer.map_err(|failure| follow::advised(failure, &args.extension))?;
     let what = format!("installing {}", args.extension.name);
-    let made = follow::ended(&api, &target, answer, (&what, &args.extension), args.wait.wait()).await?;
+    let made = follow::ended(&api, &target, answer, &what, &args.extension, args.wait.wait()).await?;
     output::print(&made, &common.output, DETAILS)
 }
 
@@ -255,7 +255,7 @@ async fn update(args: UpdateArgs, common: &CommonArgs) -> Outcome<()> {
     }
     if args.change.replaces_protected() {
         let question = format!(
-            "The protected settings of {} are replaced as a whole: those that are not given now are deleted. Go on?",
+            "The protected settings of {} are replaced as a whole: those that are not given now are deleted. Continue?",
             args.extension.name
         );
         confirm(&question, args.yes).await?;
@@ -264,13 +264,14 @@ async fn update(args: UpdateArgs, common: &CommonArgs) -> Outcome<()> {
     let (api, target) = (Api::of(&context)?, args.extension.target(&context)?);
     let answer = api.patch(&target, &body).await.map_err(|failure| missing(failure, &args.extension))?;
     let what = format!("updating {}", args.extension.name);
-    let made = follow::ended(&api, &target, answer, (&what, &args.extension), args.wait.wait()).await?;
+    let made = follow::ended(&api, &target, answer, &what, &args.extension, args.wait.wait()).await?;
     output::print(&made, &common.output, DETAILS)
 }
 
 async fn delete(
     extension: &NamedExtension,
-    (force, yes): (bool, bool),
+    force: bool,
+    yes: bool,
     wait: &WaitArgs,
     common: &CommonArgs,
 ) -> Outcome<()> {

@@ -249,7 +249,7 @@ pub async fn run(args: Args) -> Outcome {
         FluxAction::Create(args) => create(*args, &common).await?,
         FluxAction::Update(args) => update(*args, &common).await?,
         FluxAction::Delete { configuration, force, yes, wait } => {
-            delete(&configuration, (force, yes), &wait, &common).await?;
+            delete(&configuration, force, yes, &wait, &common).await?;
         }
         FluxAction::List { cluster } => {
             let context = Context::open(&common.context).await?;
@@ -314,7 +314,7 @@ impl Configuration {
     async fn wait_for(&self, answer: &Answer, what: &str, wait: &Waiting) -> Outcome<()> {
         let wait = Wait { none: wait.no_wait, limit: wait.wait_timeout };
         let known = progress::of_configuration(&answer.body);
-        let ended = followed(&self.api, answer, (what, wait), known, async || progress::lines(self).await).await;
+        let ended = followed(&self.api, answer, what, wait, known, async || progress::lines(self).await).await;
         ended.map_err(|failure| self.advised(failure))
     }
 
@@ -378,7 +378,7 @@ async fn update(args: UpdateArgs, common: &CommonArgs) -> Outcome<()> {
         over_https(&mut properties);
         properties.insert("sourceKind".to_owned(), kind.name().into());
         let question = format!(
-            "{} takes its content from {} instead of {}; its kustomizations may not fit. Go on?",
+            "{} takes its content from {} instead of {}; its kustomizations may not fit. Continue?",
             args.configuration.name,
             kind.word(),
             now.word()
@@ -400,7 +400,8 @@ async fn update(args: UpdateArgs, common: &CommonArgs) -> Outcome<()> {
 
 async fn delete(
     configuration: &NamedConfiguration,
-    (force, yes): (bool, bool),
+    force: bool,
+    yes: bool,
     wait: &Waiting,
     common: &CommonArgs,
 ) -> Outcome<()> {

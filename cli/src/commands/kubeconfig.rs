@@ -160,7 +160,9 @@ pub async fn write(args: &KubeconfigFileArgs, entry: &Entry) -> Outcome<PathBuf>
 /// kubectl speaks to the gateway itself and reads `HTTPS_PROXY` itself; an option of ours must be told to it.
 fn kubectl_proxy(args: &OutboundArgs) -> Option<String> {
     if args.proxy_ca.is_some() || args.proxy_password_file.is_some() {
-        tracing::warn!("kubectl knows no password file and no authority for a proxy: use towline proxy instead");
+        tracing::warn!(
+            "kubectl supports neither a password file nor a certificate authority for a proxy: use towline proxy instead"
+        );
     }
     args.proxy_url.clone()
 }

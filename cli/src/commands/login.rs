@@ -109,7 +109,7 @@ async fn sign_in(args: Args, issuer_ca: Option<String>) -> Outcome {
     let audience = account.audience.clone();
     let answer = match (args.service_principal, &args.issuer) {
         (true, _) => service_principal(&args, &mut account, &outbound).await?,
-        (false, Some(issuer)) => external(&args, (issuer, issuer_ca), &mut account, &outbound).await?,
+        (false, Some(issuer)) => external(&args, issuer, issuer_ca, &mut account, &outbound).await?,
         (false, None) => user(&args, &mut account, &outbound).await?,
     };
     let token = tokens::keep(&mut account, &audience, answer);
@@ -247,12 +247,14 @@ async fn user(args: &Args, account: &mut Account, outbound: &Outbound) -> Outcom
     let endpoints = oauth::discover_issuer(&client, true).await?;
     account.signs_in = SignsIn::User { client_id: COMMAND_CLIENT.to_owned(), refresh_token: None, external: None };
     let tokens = TokenEndpoint::of(account, outbound)?;
-    page(args, &client, &endpoints, &tokens, (COMMAND_CLIENT, &scope, &account.audience)).await
+    let asked = oauth::Asked { client_id: COMMAND_CLIENT, scope: &scope, audience: &account.audience };
+    page(args, &client, &endpoints, &tokens, asked).await
 }
 
 async fn external(
     args: &Args,
-    (issuer, known_ca): (&str, Option<String>),
+    issuer: &str,
+    known_ca: Option<String>,
     account: &mut Account,
     outbound: &Outbound,
 ) -> Outcome<oauth::Answer> {
@@ -274,7 +276,8 @@ async fn external(
     };
     account.signs_in = SignsIn::User { client_id: client_id.clone(), refresh_token: None, external: Some(issuer) };
     let tokens = TokenEndpoint::of(account, outbound)?;
-    let answer = page(args, &client, &endpoints, &tokens, (&client_id, &args.scope, &account.audience)).await?;
+    let asked = oauth::Asked { client_id: &client_id, scope: &args.scope, audience: &account.audience };
+    let answer = page(args, &client, &endpoints, &tokens, asked).await?;
     if answer.refresh_token.is_none() {
         // OpenID Connect Core section 11: it may be given only to who has consented in that very sign-in.
         let hint = if args.browser { "--prompt consent may help" } else { "its settings for this client decide" };
@@ -308,15 +311,15 @@ async fn page(
     client: &Client,
     endpoints: &oauth::Endpoints,
     tokens: &TokenEndpoint,
-    asked: (&str, &str, &str),
+    asked: oauth::Asked<'_>,
 ) -> Outcome<oauth::Answer> {
     match (&endpoints.device, args.browser) {
         (Some(device), false) => {
-            let at = (device.as_str(), endpoints.device_page.as_deref());
-            oauth::device::sign_in(client, at, tokens, asked).await
+            let page = endpoints.device_page.as_deref();
+            oauth::device::sign_in(client, device, page, tokens, asked).await
         }
         (None, false) if args.device_code => {
-            Err(Failure::from(anyhow!("{} knows no device codes", endpoints.issuer)).hint("--browser"))
+            Err(Failure::from(anyhow!("{} does not support device codes", endpoints.issuer)).hint("--browser"))
         }
         _ => oauth::browser::sign_in(endpoints, tokens, asked, args.prompt.as_deref()).await,
     }

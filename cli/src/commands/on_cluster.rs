@@ -47,7 +47,8 @@ impl OnCluster {
 pub async fn followed(
     api: &Api,
     answer: &Answer,
-    (what, wait): (&str, Wait),
+    what: &str,
+    wait: Wait,
     known: Vec<String>,
     look: impl AsyncFn() -> Option<Vec<String>>,
 ) -> Outcome<()> {

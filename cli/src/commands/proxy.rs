@@ -81,7 +81,7 @@ pub async fn run(args: Args) -> Outcome {
     let stays = environment::hangup_is_ignored();
     let mut signals = signals(&tasks, &shutdown)?;
     let local_token = SecretString::from(gateway::issuer::users::generate_password()?);
-    let entry = entry(&args, &target, &way, &who, (&listener, &local_token))?;
+    let entry = entry(&args, &target, &way, &who, &listener, &local_token)?;
     let file = kubeconfig::write(&args.file, &entry).await?;
     say(&entry, &file, listener.port()?)?;
     let forward = Arc::new(Forward {
@@ -150,7 +150,8 @@ fn entry(
     target: &Target,
     way: &Way,
     who: &str,
-    (listener, local_token): (&Listener, &SecretString),
+    listener: &Listener,
+    local_token: &SecretString,
 ) -> anyhow::Result<Entry> {
     let port = listener.port()?;
     // The port is part of the names: proxies side by side do not take each other's entries.

@@ -136,13 +136,13 @@ impl Kubernetes {
     /// of what does not go away. Tells what is left of the namespace.
     pub async fn uninstall(&self, namespace: &str, wait: bool, force: bool) -> anyhow::Result<Vec<Place>> {
         let all = self.everything_there(namespace).await;
-        self.remove(&all, (namespace, Whole::IfOurs), wait, force).await
+        self.remove(&all, namespace, Whole::IfOurs, wait, force).await
     }
 
     /// The same where others are installed next: the namespace stays, and with it the turn of this run.
     pub async fn uninstall_within(&self, namespace: &str) -> anyhow::Result<()> {
         let all = self.everything_there(namespace).await;
-        self.remove(&all, (namespace, Whole::Stays), true, false).await.map(drop)
+        self.remove(&all, namespace, Whole::Stays, true, false).await.map(drop)
     }
 
     async fn everything_there(&self, namespace: &str) -> Vec<Place> {
@@ -208,7 +208,8 @@ impl Kubernetes {
     pub async fn remove(
         &self,
         objects: &[Place],
-        (namespace, whole): (&str, Whole<'_>),
+        namespace: &str,
+        whole: Whole<'_>,
         wait: bool,
         force: bool,
     ) -> anyhow::Result<Vec<Place>> {

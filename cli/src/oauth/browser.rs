@@ -12,7 +12,7 @@ use tokio::{
 };
 use types::random::{self, NoRandom};
 
-use super::{Answer, Endpoints, Grant, TokenEndpoint};
+use super::{Answer, Asked, Endpoints, Grant, TokenEndpoint};
 use crate::{
     environment,
     failure::{Failure, Outcome},
@@ -34,7 +34,7 @@ const HEAD_BYTES: usize = 16 * 1024;
 pub async fn sign_in(
     endpoints: &Endpoints,
     tokens: &TokenEndpoint,
-    (client_id, scope, audience): (&str, &str, &str),
+    Asked { client_id, scope, audience }: Asked<'_>,
     prompt: Option<&str>,
 ) -> Outcome<Answer> {
     let authorize = endpoints.authorize.as_deref().context("the issuer has no page to sign in at")?;

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, anyhow};
 use serde_json::Value;
 
-use super::{Answer, Grant, Refused, TokenEndpoint, post};
+use super::{Answer, Asked, Grant, Refused, TokenEndpoint, post};
 use crate::{
     client::{Address, Client},
     failure::{Failure, Outcome},
@@ -25,9 +25,10 @@ const LIFE_MAX: Duration = Duration::from_secs(3600);
 /// When the person refuses, or the time is over.
 pub async fn sign_in(
     client: &Client,
-    (endpoint, page): (&str, Option<&str>),
+    endpoint: &str,
+    page: Option<&str>,
     tokens: &TokenEndpoint,
-    (client_id, scope, audience): (&str, &str, &str),
+    Asked { client_id, scope, audience }: Asked<'_>,
 ) -> Outcome<Answer> {
     let client = client.at(Address::parse(endpoint)?)?;
     let mut form = url::form_urlencoded::Serializer::new(String::new());

@@ -76,7 +76,7 @@ async fn enrolled(call: &Call, visitor: &Visitor) -> Result<Reply, ApiError> {
     let found = found.filter(|_| control.decides_about(&id));
     let key = found.as_ref().and_then(|(stored, _)| cluster::onboarding_key(stored));
     let signed = enrolment_message(&id, &message.challenge, &message.csr, uid);
-    proved(control, &id, &message.challenge, key.as_ref(), (&signed, &signature)).await?;
+    proved(control, &id, &message.challenge, key.as_ref(), &signed, &signature).await?;
     // Who proved what they are is counted as that, and not by their address.
     if has_place {
         call.core.agents.not_of_address(visitor.peer, enrolment_paths::CERTIFICATE);
@@ -107,7 +107,7 @@ async fn enrolled(call: &Call, visitor: &Visitor) -> Result<Reply, ApiError> {
             return Err(other_kubernetes(&stored.id, known, uid));
         }
     }
-    issue(call, &stored, principal, &request, (&key, Some(uid))).await
+    issue(call, &stored, principal, &request, &key, Some(uid)).await
 }
 
 /// Goes on only for who signed a message with the cluster's onboarding key and a fresh challenge, which is used up by
@@ -117,7 +117,8 @@ pub async fn proved(
     id: &ClusterId,
     challenge: &str,
     key: Option<&Vec<u8>>,
-    (signed, signature): (&[u8], &[u8]),
+    signed: &[u8],
+    signature: &[u8],
 ) -> Result<(), ApiError> {
     let fresh = control.challenges.read(control, id, challenge);
     let holds =
@@ -147,7 +148,7 @@ pub async fn renew(call: &Call, agent: &Agent) -> Result<Reply, ApiError> {
     // Who proved possession of a key that the cluster has no more goes no further than the certificate at hand.
     let key = cluster::onboarding_key(&stored).filter(|key| agent.names.onboarding == Some(key_name(key)));
     let key = key.ok_or_else(|| refused(&Gone::Replaced(id.clone())))?;
-    issue(call, &stored, principal, &request, (&key, None)).await
+    issue(call, &stored, principal, &request, &key, None).await
 }
 
 /// Signs, keeps that it was issued, and only then hands it out.
@@ -156,7 +157,8 @@ async fn issue(
     stored: &Stored,
     principal: &str,
     request: &AgentRequest,
-    (key, uid): (&[u8], Option<&str>),
+    key: &[u8],
+    uid: Option<&str>,
 ) -> Result<Reply, ApiError> {
     let id = cluster_id(&stored.id)?;
     let agents = call.core.trust.agents();
@@ -169,7 +171,7 @@ async fn issue(
     let Signed { certificate_pem, validity, serial } = signed;
     let (begins_ms, ends_ms) = (milliseconds(validity.not_before), milliseconds(validity.not_after));
     let certified = Certified { begins_ms, ends_ms, serial, key: fingerprint(key) };
-    match call.control.store.put_certificate((&stored.key, Some(principal)), &certified, uid).await? {
+    match call.control.store.put_certificate(&stored.key, Some(principal), &certified, uid).await? {
         Kept::Done => {}
         Kept::Gone => return Err(later(&id)),
         Kept::Other { id: other } => return Err(connected_already(&stored.id, &other)),

@@ -86,7 +86,7 @@ pub async fn enrolled(call: &Call) -> Result<Reply, ApiError> {
     let found = found.filter(|_| call.control.decides_about(&id));
     let key = found.as_ref().and_then(onboarding_key);
     let signed = enrolled_message(&id, &message.challenge);
-    proved(&call.control, &id, &message.challenge, key.as_ref(), (&signed, &signature)).await?;
+    proved(&call.control, &id, &message.challenge, key.as_ref(), &signed, &signature).await?;
     let stored = found.ok_or_else(not_proved)?;
     if stored.is_deleting() {
         return Err(deleted(&id));

@@ -89,7 +89,7 @@ async fn keep(call: &Call, agent: &Agent, told: &Heartbeat, now_ms: i64) -> Resu
         call.core.tunnels.note(&agent.cluster);
         return Ok(());
     }
-    match store.put_facts((key, agent.cluster.agents.principal()), &facts, uid, now_ms).await? {
+    match store.put_facts(key, agent.cluster.agents.principal(), &facts, uid, now_ms).await? {
         Kept::Done => Ok(()),
         Kept::Gone => Err(later(&agent.cluster.id)),
         Kept::Other { id } => {

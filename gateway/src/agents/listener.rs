@@ -19,7 +19,8 @@ use crate::{
 pub async fn serve<B>(
     core: &Arc<Core>,
     control: &Arc<Control>,
-    from: (IpAddr, &[CertificateDer<'static>]),
+    peer: IpAddr,
+    certificates: &[CertificateDer<'static>],
     request: Request<B>,
     record: &mut Record,
 ) -> Response<Body>
@@ -28,7 +29,7 @@ where
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
     let path = request.uri().path().to_owned();
-    let outcome = outcome(core, control, from, request).await;
+    let outcome = outcome(core, control, peer, certificates, request).await;
     if let Err(error) = &outcome {
         record.reason(&error.detail.code);
     }
@@ -38,7 +39,8 @@ where
 async fn outcome<B>(
     core: &Arc<Core>,
     control: &Arc<Control>,
-    (peer, certificates): (IpAddr, &[CertificateDer<'static>]),
+    peer: IpAddr,
+    certificates: &[CertificateDer<'static>],
     request: Request<B>,
 ) -> Result<Reply, ApiError>
 where

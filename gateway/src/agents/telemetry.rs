@@ -51,7 +51,7 @@ pub async fn logs(call: &Call, agent: &Agent) -> Result<Reply, ApiError> {
         }
         let is_object = line.len() <= LINE_BYTES && serde_json::from_str::<serde_json::Map<_, _>>(line).is_ok();
         if !is_object {
-            let message = format!("Line {} is no JSON object of at most {LINE_BYTES} bytes.", at + 1);
+            let message = format!("Line {} is not a JSON object of at most {LINE_BYTES} bytes.", at + 1);
             return Err(ApiError::bad_request("InvalidRequestContent", message));
         }
     }
@@ -68,5 +68,5 @@ pub async fn logs(call: &Call, agent: &Agent) -> Result<Reply, ApiError> {
 
 fn text(call: &Call) -> Result<&str, ApiError> {
     std::str::from_utf8(&call.body)
-        .map_err(|_| ApiError::bad_request("InvalidRequestContent", "The body is no UTF-8 text."))
+        .map_err(|_| ApiError::bad_request("InvalidRequestContent", "The body is not UTF-8 text."))
 }

@@ -214,7 +214,7 @@ const API: &[Key] = &[
     Key::default(
         "operation_timeout",
         "\"48h\"",
-        "How long a cluster may take to do what is wanted of its agents, such as to install an extension, before the operation has failed. The cluster goes on with it when it is back.",
+        "How long a cluster may take to do what is wanted of its agents, such as to install an extension, before the operation has failed. The cluster continues when it is back.",
     ),
 ];
 

@@ -198,7 +198,7 @@ impl Control {
             return None;
         }
         let message = format!(
-            "The cluster's agents are connected, and none of them is its {}: {}. It goes on with it as soon as one is there.",
+            "The cluster's agents are connected, and none of them is its {}: {}. It continues as soon as one is there.",
             kind.agent, missing
         );
         Some((since_ms, message))
@@ -250,7 +250,7 @@ impl Control {
         let (mut changes, mut upto) = (Vec::new(), None::<i64>);
         for kind in kinds {
             let of = (kind.name.to_ascii_lowercase(), cluster);
-            let page = self.store.changes_at((&of.0, of.1), after, OBJECTS_AT_ONCE).await?;
+            let page = self.store.changes_at(&of.0, of.1, after, OBJECTS_AT_ONCE).await?;
             all.whole |= page.whole;
             all.more |= page.more;
             // Of several kinds only what is complete of all of them.

@@ -13,17 +13,25 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use crate::api_error::ApiError;
 
 /// Bodies that are read at once, and of one caller.
-const BODIES: (usize, usize) = (64, 8);
+const BODIES: Bounds = Bounds { at_once: 64, of_one_caller: 8 };
 /// Lists that other replicas are asked for at once, and of one caller: each of them may answer with 16 MiB.
-const LISTS: (usize, usize) = (4, 1);
+const LISTS: Bounds = Bounds { at_once: 4, of_one_caller: 1 };
 /// How long a request waits for its turn.
 const TURN: Duration = Duration::from_secs(10);
+
+/// How many have their turn at once.
+#[derive(Clone, Copy)]
+struct Bounds {
+    /// Of all callers together.
+    at_once: usize,
+    /// Of one caller.
+    of_one_caller: usize,
+}
 
 /// Whose turn it is now.
 pub struct Turns {
     what: &'static str,
-    at_once: usize,
-    of_one_caller: usize,
+    bounds: Bounds,
     all: Arc<Semaphore>,
     /// Those who read or wait; others' are gone.
     callers: Mutex<HashMap<String, Weak<Semaphore>>>,
@@ -46,8 +54,8 @@ impl Turns {
         Self::new("for such a list are being answered", LISTS)
     }
 
-    fn new(what: &'static str, (at_once, of_one_caller): (usize, usize)) -> Self {
-        Self { what, at_once, of_one_caller, all: Arc::new(Semaphore::new(at_once)), callers: Mutex::default() }
+    fn new(what: &'static str, bounds: Bounds) -> Self {
+        Self { what, bounds, all: Arc::new(Semaphore::new(bounds.at_once)), callers: Mutex::default() }
     }
 
     /// Waits for a turn, a bounded time. 429 names the bound that was in the way.
@@ -57,8 +65,8 @@ impl Turns {
             let message = format!("{bound} requests{whose} {} at once, the limit; try again shortly.", self.what);
             ApiError::of(StatusCode::TOO_MANY_REQUESTS, "TooManyRequests", message).with(header::RETRY_AFTER, "1")
         };
-        let own = in_turn(own).await.ok_or_else(|| full(" of yours", self.of_one_caller))?;
-        let all = in_turn(Arc::clone(&self.all)).await.ok_or_else(|| full("", self.at_once))?;
+        let own = in_turn(own).await.ok_or_else(|| full(" of yours", self.bounds.of_one_caller))?;
+        let all = in_turn(Arc::clone(&self.all)).await.ok_or_else(|| full("", self.bounds.at_once))?;
         Ok(Turn { _own: own, _all: all })
     }
 
@@ -68,7 +76,7 @@ impl Turns {
             return known;
         }
         callers.retain(|_, known| known.strong_count() > 0);
-        let new = Arc::new(Semaphore::new(self.of_one_caller));
+        let new = Arc::new(Semaphore::new(self.bounds.of_one_caller));
         callers.insert(caller.to_owned(), Arc::downgrade(&new));
         new
     }
@@ -86,7 +94,7 @@ mod tests {
     async fn who_holds_bodies_keeps_nobody_else_out_and_is_told() {
         let turns = Turns::of_bodies();
         let mut held = Vec::new();
-        for _ in 0..BODIES.1 {
+        for _ in 0..BODIES.of_one_caller {
             held.push(turns.take("slow").await.unwrap());
         }
         let refused = turns.take("slow").await.err().unwrap();
@@ -113,7 +121,7 @@ mod tests {
             "{}",
             refused.detail.message
         );
-        for number in 1..LISTS.0 {
+        for number in 1..LISTS.at_once {
             held.push(turns.take(&number.to_string()).await.unwrap());
         }
         assert_eq!(turns.take("another").await.err().unwrap().status.as_u16(), 429);

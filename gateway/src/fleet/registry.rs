@@ -129,7 +129,8 @@ impl Registry {
         self: &Arc<Self>,
         handle: TunnelHandle,
         cluster: ClusterRef,
-        (names, authority): (Named, Option<String>),
+        names: Named,
+        authority: Option<String>,
     ) -> Registered {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let key = cluster.key;
@@ -340,7 +341,7 @@ mod tests {
             let (mut tunnels, mut agents) = (Vec::new(), Vec::new());
             for _ in 0..count {
                 let (gateway, agent) = memory::pair().await;
-                tunnels.push(registry.add(gateway, Arc::clone(&cluster), (Named::default(), None)));
+                tunnels.push(registry.add(gateway, Arc::clone(&cluster), Named::default(), None));
                 agents.push(agent);
             }
             Self { registry, cluster, tunnels, _agents: agents }
@@ -429,7 +430,7 @@ mod tests {
         site.registry.doubt_older(&site.tunnels[1].tunnel);
         drop(site.tunnels.pop());
         let (gateway, agent) = memory::pair().await;
-        site.tunnels.push(site.registry.add(gateway, Arc::clone(&site.cluster), (Named::default(), None)));
+        site.tunnels.push(site.registry.add(gateway, Arc::clone(&site.cluster), Named::default(), None));
         site._agents.push(agent);
         let taken: Vec<_> = (0..4).map(|_| site.next()).collect();
         assert_eq!(taken.iter().filter(|&&at| at == 0).count(), 2, "{taken:?}");

@@ -50,7 +50,7 @@ impl Hops {
 
     /// Tells all others of the end of the newest token of a sign-in at a cluster, which extends sessions there too. The
     /// names of those that have not heard it.
-    pub async fn tell_newest(&self, (sign_in, cluster, until): (SignIn, ClusterKey, u64)) -> Vec<String> {
+    pub async fn tell_newest(&self, sign_in: SignIn, cluster: ClusterKey, until: u64) -> Vec<String> {
         let (sign_in, cluster) = (hex(&sign_in), cluster.hex());
         let target = format!("{SHOWN}?sign_in={sign_in}&cluster={cluster}&until={until}");
         let said = self.ask_all(&Method::POST, &target).await;

@@ -171,8 +171,7 @@ fn serve_tunnel(
     connection: &Connection,
     http: http::Request<Incoming>,
 ) -> Result<Response<Body>, Refusal> {
-    let from = (connection.peer, &*connection.certificates);
-    match websocket::upgrade(core, from, http, into_stream) {
+    match websocket::upgrade(core, connection.peer, &connection.certificates, http, into_stream) {
         Ok(response) => Ok(response.map(|()| Body::empty())),
         Err(NoUpgrade::Draining) => Err(Refusal::new(Stage::Accept, Kind::Draining)),
         Err(NoUpgrade::Malformed(why)) => Err(Refusal::new(Stage::Address, Kind::BadRequest(why))),
@@ -201,8 +200,8 @@ async fn serve_agents(
     record: &mut Record,
 ) -> Result<Response<Body>, Refusal> {
     let Some(control) = &core.control else { return Err(Refusal::new(Stage::Address, Kind::NotFound)) };
-    let from = (connection.peer.ip(), &*connection.certificates);
-    Ok(agents::listener::serve(core, control, from, http, record).await.map(Body::from))
+    let (peer, certificates) = (connection.peer.ip(), &*connection.certificates);
+    Ok(agents::listener::serve(core, control, peer, certificates, http, record).await.map(Body::from))
 }
 
 async fn serve_issuer(
@@ -247,8 +246,8 @@ mod tests {
             size_of::<F>()
         }
         let serve = size(|(core, connection, http)| serve(core, connection, None, http));
-        let relay = size(|(core, (request, opened, session), custody): (&Arc<Core>, _, &mut Custody)| {
-            request::relay::relay(core, request, opened, session, custody)
+        let relay = size(|(core, (request, head, opened, session), custody): (&Arc<Core>, _, &mut Custody)| {
+            request::relay::relay(core, request, head, opened, session, custody)
         });
         assert!(serve <= 1032 && relay <= 1032, "{serve} and {relay}");
     }

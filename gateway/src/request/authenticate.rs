@@ -22,17 +22,19 @@ pub fn authenticate(
     snapshot: &Snapshot,
     credential: &Credential,
     access: Option<&Arc<Access>>,
-    cluster: (&ClusterKey, Option<&ClusterRef>),
+    key: &ClusterKey,
+    cluster: Option<&ClusterRef>,
     now: SystemTime,
 ) -> impl Future<Output = Result<Principal, AuthenticateError>> {
-    judge(snapshot, credential, access, cluster, now).instrument(tracing::debug_span!("authenticate"))
+    judge(snapshot, credential, access, key, cluster, now).instrument(tracing::debug_span!("authenticate"))
 }
 
 async fn judge(
     snapshot: &Snapshot,
     credential: &Credential,
     access: Option<&Arc<Access>>,
-    (key, cluster): (&ClusterKey, Option<&ClusterRef>),
+    key: &ClusterKey,
+    cluster: Option<&ClusterRef>,
     now: SystemTime,
 ) -> Result<Principal, AuthenticateError> {
     let token = credential.text()?;

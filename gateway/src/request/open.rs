@@ -115,7 +115,8 @@ pub struct Ways<'a> {
 pub fn open<'a>(
     core: &'a Core,
     Ways { cluster, tunnels, refused_by }: Ways<'a>,
-    (head, bodiless): (Bytes, bool),
+    head: Bytes,
+    bodiless: bool,
     slot: Slot,
 ) -> impl Future<Output = Result<Opened, Refusal>> + use<'a> {
     let limits = core.limits();

@@ -62,7 +62,8 @@ const UPLOAD_LINGER: Duration = Duration::from_secs(10);
 pub fn relay(
     core: &Arc<Core>,
     mut request: Box<Request>,
-    (head, opened): (Bytes, Opened),
+    head: Bytes,
+    opened: Opened,
     session: SessionHandle,
     custody: &mut Custody,
 ) -> impl Future<Output = Result<Response<Answered>, Refusal>> {
@@ -125,7 +126,7 @@ impl Up {
         }
         let bodiless = request.upgrade.is_none() && self.body.is_none();
         let ways = Ways { cluster, tunnels, refused_by: Some(&refused_by) };
-        let opened = open::open(core, ways, (self.head.clone(), bodiless), place.into_slot()).await.ok()?;
+        let opened = open::open(core, ways, self.head.clone(), bodiless, place.into_slot()).await.ok()?;
         let Opened { stream: Stream { send, recv, .. }, via, place } = opened;
         self.begin(core, request, send).then_some(Down { recv, via, place, counted })
     }

@@ -62,7 +62,7 @@ async fn gateway(snapshot: &Snapshot, request: &mut Request, record: &mut Record
     };
     let access = request.connection.access.as_ref();
     let principal =
-        authenticate::authenticate(snapshot, &credential, access, (&request.address.key, cluster), SystemTime::now())
+        authenticate::authenticate(snapshot, &credential, access, &request.address.key, cluster, SystemTime::now())
             .await;
     let principal = match principal {
         Ok(principal) => principal,
@@ -107,7 +107,7 @@ async fn agent(core: &Core, request: &mut Request, permit: &Permit) -> Result<Va
     let tunnels = locate::locate(core, permit.cluster())?;
     let head = RequestHead { method: http::Method::GET, ..head(request, roles::WHOAMI) };
     let ways = open::Ways { cluster: &permit.cluster().key, tunnels, refused_by: None };
-    let mut opened = open::open(core, ways, (open::encode(&head)?, true), slot).await?;
+    let mut opened = open::open(core, ways, open::encode(&head)?, true, slot).await?;
     let _head = relay::read_head(&mut opened.stream.recv, false).await?;
     let body = respond::read_small(StreamBody::new(opened.stream.recv), ANSWER_BYTES).await;
     let parsed = body.and_then(|body| serde_json::from_slice(&body).ok());

@@ -414,7 +414,7 @@ impl Kind for FleetAssignments {
         // They say what is said of the resources in the clusters.
         let (caller, control) = (showing.caller, showing.control);
         let id = ResourceId::parse(id).ok();
-        if kind.zip(id).is_none_or(|(kind, id)| may_read((kind, &id), caller, control, showing.now_ms).is_err()) {
+        if kind.zip(id).is_none_or(|(kind, id)| may_read(kind, &id, caller, control, showing.now_ms).is_err()) {
             properties.insert("failures".to_owned(), json!([]));
         }
         if !paused {
@@ -450,7 +450,7 @@ impl Kind for FleetAssignments {
             };
             let assignment =
                 Assignment::of(acting.resource).ok_or_else(|| ApiError::internal("an assignment cannot be read"))?;
-            may_read((assignment.kind, &assignment.id), acting.caller, acting.control, acting.now_ms)?;
+            may_read(assignment.kind, &assignment.id, acting.caller, acting.control, acting.now_ms)?;
             let told = acting.control.store.told(&acting.resource.key).await?;
             let refused = members::refused(told.as_ref(), &assignment, acting.now_ms);
             let mut fleet = members::look(acting.control, &assignment, &refused).await?;
@@ -473,7 +473,8 @@ fn no_state(word: &str) -> ApiError {
 
 /// What is said of clusters is what is said of the resources in them.
 fn may_read(
-    (kind, assignment): (&dyn Kind, &ResourceId),
+    kind: &dyn Kind,
+    assignment: &ResourceId,
     caller: &Caller,
     control: &Control,
     now_ms: i64,

@@ -600,7 +600,7 @@ pub fn with_places_of_today(
     mut kept: Map<String, Value>,
 ) -> Map<String, Value> {
     let mut moved = Vec::new();
-    places(object, body, ("", ""), &mut moved);
+    places(object, body, "", "", &mut moved);
     for (old, new) in moved.into_iter().filter(|(old, new)| old != new) {
         if let Some(value) = kept.remove(&old) {
             kept.entry(new).or_insert(value);
@@ -613,24 +613,25 @@ pub fn with_places_of_today(
 fn places(
     object: &'static [Property],
     body: &Map<String, Value>,
-    (old, new): (&str, &str),
+    old: &str,
+    new: &str,
     found: &mut Vec<(String, String)>,
 ) {
     for property in object {
         let (old, new) = (join(old, property.name), join(new, property.name));
         match (&property.kind, body.get(property.name)) {
             _ if property.access == Access::WriteOnly => found.push((old, new)),
-            (Type::Object(object), Some(Value::Object(inner))) => places(object, inner, (&old, &new), found),
+            (Type::Object(object), Some(Value::Object(inner))) => places(object, inner, &old, &new, found),
             (Type::Map(entries), Some(Value::Object(map))) => {
                 for (name, value) in map {
                     let Value::Object(inner) = value else { continue };
-                    places(entries.of, inner, (&join(&old, name), &join(&new, name)), found);
+                    places(entries.of, inner, &join(&old, name), &join(&new, name), found);
                 }
             }
             (Type::List(Type::Object(object)), Some(Value::Array(list))) => {
                 for (place, (value, name)) in list.iter().zip(names_of(object, list)).enumerate() {
                     let Value::Object(inner) = value else { continue };
-                    places(object, inner, (&format!("{old}[{place}]"), &format!("{new}[{name}]")), found);
+                    places(object, inner, &format!("{old}[{place}]"), &format!("{new}[{name}]"), found);
                 }
             }
             _ => {}

@@ -144,7 +144,8 @@ impl Store {
     /// one that is kept stays. Nothing is kept where the cluster has another identity by now.
     pub async fn put_certificate(
         &self,
-        (key, principal): (&str, Option<&str>),
+        key: &str,
+        principal: Option<&str>,
         certified: &Certified,
         uid: Option<&str>,
     ) -> Result<Kept, StoreError> {
@@ -165,7 +166,8 @@ impl Store {
     /// where the identity is another, as above.
     pub async fn put_facts(
         &self,
-        (key, principal): (&str, Option<&str>),
+        key: &str,
+        principal: Option<&str>,
         facts: &Value,
         uid: Option<&str>,
         now_ms: i64,

@@ -106,7 +106,8 @@ impl Store {
     /// only where one revision alone has more; everything where `since` is none, or nobody knows any more.
     pub async fn changes_at(
         &self,
-        (kind, parent): (&str, &str),
+        kind: &str,
+        parent: &str,
         since: Option<i64>,
         rows: u32,
     ) -> Result<Page, StoreError> {

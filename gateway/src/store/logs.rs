@@ -117,10 +117,10 @@ impl Store {
         }
         write(connection, cluster, &new).await?;
         for key in new.iter().map(|(_, key, ..)| *key).collect::<BTreeSet<_>>() {
-            cut(connection, (SIZES, "resource_key"), key, room.of_resource).await?;
+            cut(connection, SIZES, "resource_key", key, room.of_resource).await?;
         }
         if last / COUNTED_EVERY != first / COUNTED_EVERY {
-            cut(connection, (SIZES_OF_CLUSTER, "cluster_key"), cluster, room.of_cluster).await?;
+            cut(connection, SIZES_OF_CLUSTER, "cluster_key", cluster, room.of_cluster).await?;
         }
         while known.sources.len() > LOG_SOURCES {
             let oldest = known.sources.iter().min_by_key(|(_, position)| **position).map(|(source, _)| source.clone());
@@ -219,7 +219,8 @@ async fn write(
 /// Deletes all but the newest lines of what has this key in a column.
 async fn cut(
     connection: &mut AnyConnection,
-    (sizes, column): (&'static str, &str),
+    sizes: &'static str,
+    column: &str,
     key: &str,
     room: Bound,
 ) -> Result<(), StoreError> {

@@ -79,13 +79,14 @@ impl Store {
         if !is_text(key) || !is_text(&text) {
             return Ok(false);
         }
-        repeated!(self.try_to_keep_told(key, (new, &text), &with))
+        repeated!(self.try_to_keep_told(key, new, &text, &with))
     }
 
     async fn try_to_keep_told(
         &self,
         key: &str,
-        (new, text): (&Told, &str),
+        new: &Told,
+        text: &str,
         with: &impl Fn(Vec<Value>) -> Vec<Value>,
     ) -> Result<bool, StoreError> {
         let mut together = Together::begin(&self.writers, self.begin()).await?;

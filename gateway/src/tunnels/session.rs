@@ -49,7 +49,7 @@ pub async fn run(core: Arc<Core>, welcomed: Welcomed) {
     let _open = core.metrics.tunnels(handle.info().carrier).enter();
     let _of_version = core.metrics.tunnels_of(skew::judge(&handle.info().agent_version)).enter();
     let authority = core.roots().signer_of(&chain, SystemTime::now());
-    let registered = core.tunnels.add(Arc::clone(&handle), cluster, (names, authority));
+    let registered = core.tunnels.add(Arc::clone(&handle), cluster, names, authority);
     let tunnel = &registered.tunnel;
     if core.tunnels.count_of(&tunnel.cluster.key) > TUNNELS_PER_CLUSTER {
         // Hellos that were judged at the same time all saw the last place free.

@@ -156,7 +156,7 @@ mod tests {
             let replica = Replica { name: Bytes::from_static(b"a"), of };
             let (gateway, agent) = memory::pair_at(CarrierKind::Memory, replica).await;
             let cluster = Cluster::new(id.parse().unwrap());
-            held.push((registry.add(gateway, cluster, (Named::default(), None)), agent));
+            held.push((registry.add(gateway, cluster, Named::default(), None), agent));
         }
         Fleet { registry, _held: held }
     }

@@ -35,7 +35,8 @@ pub type IntoStream = fn(Upgraded) -> Option<(Box<TlsStream<TcpStream>>, Bytes)>
 /// inside.
 pub fn upgrade(
     core: &Arc<Core>,
-    (peer, certificates): (SocketAddr, &[CertificateDer<'static>]),
+    peer: SocketAddr,
+    certificates: &[CertificateDer<'static>],
     mut http: http::Request<Incoming>,
     into_stream: IntoStream,
 ) -> Result<Response<()>, NoUpgrade> {

@@ -56,8 +56,8 @@ async fn a_tunnel_that_nobody_uses_is_left_alone_until_somebody_does() {
     tunnels(&world, 1).await;
     let live = world.gateway.core().tunnels.all().remove(0);
     // Beside the one whose own task waits until it is used.
-    let (registry, named) = (Arc::new(Registry::default()), (live.names.clone(), None));
-    let tunnel = registry.add(live.handle.clone(), live.cluster.clone(), named).tunnel.clone();
+    let (registry, named) = (Arc::new(Registry::default()), live.names.clone());
+    let tunnel = registry.add(live.handle.clone(), live.cluster.clone(), named, None).tunnel.clone();
     assert!(tunnel.rest() && tunnel.used().now_or_never().is_none());
     tunnel.use_now();
     assert!(tunnel.used().now_or_never().is_some());

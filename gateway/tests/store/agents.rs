@@ -125,7 +125,7 @@ async fn r4_one_cluster_is_one_resource_whoever_is_faster(place: Place) {
     for name in &names {
         let (store, name) = (Arc::clone(&store), name.clone());
         tasks.spawn(async move {
-            let kept = store.put_certificate((&key(&name), None), &certified(&name, 9), Some("uid")).await.unwrap();
+            let kept = store.put_certificate(&key(&name), None, &certified(&name, 9), Some("uid")).await.unwrap();
             (name, kept)
         });
     }
@@ -140,36 +140,33 @@ async fn r4_one_cluster_is_one_resource_whoever_is_faster(place: Place) {
     assert_eq!(store.other_of_uid("uid", &key("new")).await.unwrap(), Some(cluster(&winner.0).id));
     assert_eq!(store.other_of_uid("uid", &key(&winner.0)).await.unwrap(), None);
     // Again for itself, and with facts.
-    let again = store.put_facts((&key(&winner.0), None), &json!({}), Some("uid"), 1).await.unwrap();
+    let again = store.put_facts(&key(&winner.0), None, &json!({}), Some("uid"), 1).await.unwrap();
     assert_eq!(again, Kept::Done);
     let loser = names.iter().find(|name| **name != winner.0).unwrap();
-    let refused = store.put_facts((&key(loser), None), &json!({}), Some("uid"), 1).await.unwrap();
+    let refused = store.put_facts(&key(loser), None, &json!({}), Some("uid"), 1).await.unwrap();
     assert_eq!(refused, Kept::Other { id: cluster(&winner.0).id });
     // Once that resource is gone the cluster may be another one.
     store.delete(&key(&winner.0), Expect::Any).await.unwrap().unwrap();
-    assert_eq!(store.put_certificate((&key(loser), None), &certified("1", 9), Some("uid")).await.unwrap(), Kept::Done);
+    assert_eq!(store.put_certificate(&key(loser), None, &certified("1", 9), Some("uid")).await.unwrap(), Kept::Done);
     assert_eq!(agent(&store, loser).await.kube_system_uid.as_deref(), Some("uid"));
 }
 
 async fn r7_a_certificate_is_kept_until_the_next_one(place: Place) {
     let store = with(&place, &["a"]).await;
-    assert_eq!(store.put_certificate((&key("a"), None), &certified("1", 90), Some("uid")).await.unwrap(), Kept::Done);
-    assert_eq!(store.put_certificate((&key("a"), None), &certified("2", 180), None).await.unwrap(), Kept::Done);
+    assert_eq!(store.put_certificate(&key("a"), None, &certified("1", 90), Some("uid")).await.unwrap(), Kept::Done);
+    assert_eq!(store.put_certificate(&key("a"), None, &certified("2", 180), None).await.unwrap(), Kept::Done);
     store.close().await;
     let store = place.open().await;
     let kept = agent(&store, "a").await;
     assert_eq!(kept.certificate, Some(certified("2", 180)));
     assert_eq!(kept.kube_system_uid.as_deref(), Some("uid"), "a renewal names none");
-    assert_eq!(
-        store.put_certificate((&key("gone"), None), &certified("1", 9), Some("other")).await.unwrap(),
-        Kept::Gone
-    );
+    assert_eq!(store.put_certificate(&key("gone"), None, &certified("1", 9), Some("other")).await.unwrap(), Kept::Gone);
 }
 
 async fn r10_everything_goes_with_the_cluster_or_its_group(place: Place) {
     let store = with(&place, &["a", "b"]).await;
     for name in ["a", "b"] {
-        store.put_certificate((&key(name), None), &certified("1", 90), Some(name)).await.unwrap();
+        store.put_certificate(&key(name), None, &certified("1", 90), Some(name)).await.unwrap();
     }
     store.delete(&key("a"), Expect::Any).await.unwrap().unwrap();
     assert_eq!(store.agent(&key("a")).await.unwrap(), None);
@@ -217,9 +214,9 @@ async fn r8_nothing_is_kept_of_the_identity_of_before(place: Place) {
     let store = place.open().await;
     let key = key("a");
     for (principal, kept) in [(Some("1"), Kept::Done), (Some("0"), Kept::Gone), (None, Kept::Done)] {
-        let told = store.put_facts((&key, principal), &json!({"a": 1}), None, 5).await.unwrap();
+        let told = store.put_facts(&key, principal, &json!({"a": 1}), None, 5).await.unwrap();
         assert_eq!(told, kept, "{principal:?}");
-        assert_eq!(store.put_certificate((&key, principal), &certified("1", 9), Some("u")).await.unwrap(), kept);
+        assert_eq!(store.put_certificate(&key, principal, &certified("1", 9), Some("u")).await.unwrap(), kept);
     }
 }
 
@@ -251,10 +248,10 @@ async fn r8_rows_that_an_older_replica_made_learn_whose_they_are(place: Place) {
     }
     place.sql("UPDATE agents SET principal = NULL").await;
     for (principal, kept) in [("0", Kept::Gone), ("1", Kept::Done)] {
-        let told = store.put_facts((&key("a"), Some(principal)), &json!({"n": 1}), None, 5).await.unwrap();
+        let told = store.put_facts(&key("a"), Some(principal), &json!({"n": 1}), None, 5).await.unwrap();
         assert_eq!(told, kept, "{principal}");
     }
-    let kept = store.put_certificate((&key("b"), Some("2")), &certified("1", 9), Some("u")).await.unwrap();
+    let kept = store.put_certificate(&key("b"), Some("2"), &certified("1", 9), Some("u")).await.unwrap();
     assert_eq!(kept, Kept::Done);
     // What is deleted is remembered by its identity all the same.
     store.delete(&key("c"), Expect::Any).await.unwrap().unwrap();
@@ -267,7 +264,7 @@ async fn r8_who_lives_on_another_authority_is_counted(place: Place) {
         store.put(&of(name, name), Expect::Absent).await.unwrap().unwrap();
     }
     for (name, ends) in [("a", 100), ("b", 100), ("c", 50)] {
-        store.put_certificate((&key(name), None), &certified("1", ends), None).await.unwrap();
+        store.put_certificate(&key(name), None, &certified("1", ends), None).await.unwrap();
     }
     let count = async |authority: &str, now| store.on_other_authorities(authority, now, 1).await.unwrap();
     assert_eq!(count("new", 1).await, (3, vec![cluster("a").id]), "nobody knows of which");
@@ -283,9 +280,9 @@ async fn m1_facts_are_what_was_told_last(place: Place) {
     let store = with(&place, &["a"]).await;
     assert_eq!(agent(&store, "a").await.facts, Value::Null);
     for (told, now) in [(json!({"totalNodeCount": 3}), 5), (json!({"it's": "\"quoted\" é"}), 6)] {
-        assert_eq!(store.put_facts((&key("a"), None), &told, None, now).await.unwrap(), Kept::Done);
+        assert_eq!(store.put_facts(&key("a"), None, &told, None, now).await.unwrap(), Kept::Done);
         let kept = agent(&store, "a").await;
         assert_eq!((kept.facts, kept.last_seen_ms, kept.first_seen_ms), (told, Some(now), Some(5)));
     }
-    assert_eq!(store.put_facts((&key("gone"), None), &json!({}), None, 1).await.unwrap(), Kept::Gone);
+    assert_eq!(store.put_facts(&key("gone"), None, &json!({}), None, 1).await.unwrap(), Kept::Gone);
 }

@@ -108,7 +108,7 @@ async fn c8_what_the_store_tells_is_what_is_shown(place: Place) {
         }
         if let Some(ends_ms) = *ends {
             let certified = Certified { begins_ms: 0, ends_ms, serial: String::new(), key: String::new() };
-            store.put_certificate((&key(name), None), &certified, None).await.unwrap();
+            store.put_certificate(&key(name), None, &certified, None).await.unwrap();
         }
     }
     store.tell(DAY).await.unwrap();

@@ -220,7 +220,7 @@ impl Played {
     async fn connect(&mut self, name: &str) {
         let cluster: ClusterRef = Cluster::new(id(name));
         let (gateway, agent) = memory::pair().await;
-        self.up.push((self.keeper.tunnels.add(gateway, cluster, (Named::default(), None)), agent));
+        self.up.push((self.keeper.tunnels.add(gateway, cluster, Named::default(), None), agent));
     }
 
     async fn stop(self) {

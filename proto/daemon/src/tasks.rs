@@ -130,7 +130,7 @@ impl TaskGroup {
             // What the task logs still belongs to the connection or request that spawned it.
             span = tracing::Span::current();
         }
-        let future = watched(future, ended, (group, task));
+        let future = watched(future, ended, group, task);
         #[expect(clippy::disallowed_methods, reason = "the one place")]
         let handle = tokio::spawn(future.instrument(span));
         let mut state = tasks.state();
@@ -228,7 +228,8 @@ impl Tasks {
 fn watched<F: Future>(
     future: F,
     ended: Ended,
-    (group, task): (&'static str, &'static str),
+    group: &'static str,
+    task: &'static str,
 ) -> impl Future<Output = Result<F::Output, Panicked>> {
     AssertUnwindSafe(future).catch_unwind().map(move |result| {
         let result = result.map_err(|panic| {
@@ -379,7 +380,7 @@ mod tests {
         let size = size_of_val(&future);
         let tasks = TaskGroup::new("test").inner.tasks.clone();
         let id = tasks.begin();
-        let watched = watched(future, Ended { tasks, id }, ("test", "big"));
+        let watched = watched(future, Ended { tasks, id }, "test", "big");
         assert!(size_of_val(&watched) < size + 1000, "{} for {size}", size_of_val(&watched));
     }
 

@@ -66,14 +66,14 @@ impl FromStr for Schedule {
         if text.len() > TEXT_MAX {
             return Err(WindowError::Fields);
         }
-        let mut weekdays = field("the day of the week", weekday, (0, 7), &DAYS, 0)?;
+        let mut weekdays = field("the day of the week", weekday, 0, 7, &DAYS, 0)?;
         // Sunday is 0 and 7.
         weekdays |= weekdays >> 7 & 1;
         Ok(Self {
-            minutes: field("the minute", minute, (0, 59), &[], 0)?,
-            hours: field("the hour", hour, (0, 23), &[], 0)?,
-            days: field("the day of the month", day, (1, 31), &[], 0)?,
-            months: field("the month", month, (1, 12), &MONTHS, 1)?,
+            minutes: field("the minute", minute, 0, 59, &[], 0)?,
+            hours: field("the hour", hour, 0, 23, &[], 0)?,
+            days: field("the day of the month", day, 1, 31, &[], 0)?,
+            months: field("the month", month, 1, 12, &MONTHS, 1)?,
             weekdays,
             by_day: !day.starts_with('*'),
             by_weekday: !weekday.starts_with('*'),
@@ -85,7 +85,8 @@ impl FromStr for Schedule {
 fn field(
     name: &'static str,
     text: &str,
-    (least, most): (u32, u32),
+    least: u32,
+    most: u32,
     names: &[&str],
     first: u32,
 ) -> Result<u64, WindowError> {

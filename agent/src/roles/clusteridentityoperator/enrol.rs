@@ -97,7 +97,7 @@ impl Enroller {
         let text = read_bounded(&self.key_file).map(SecretString::from).map_err(|err| local(&err))?;
         let der = PrivatePkcs8KeyDer::from_pem_slice(text.expose_secret().as_bytes())
             .map_err(|_| local(&"holds no block BEGIN PRIVATE KEY (PKCS#8)"))?;
-        RsaKeyPair::from_pkcs8(der.secret_pkcs8_der()).map_err(|_| local(&"is no RSA key of 2048 to 8192 bits"))
+        RsaKeyPair::from_pkcs8(der.secret_pkcs8_der()).map_err(|_| local(&"is not an RSA key of 2048 to 8192 bits"))
     }
 
     /// Tries the gateway's addresses in turn; what one of them answers counts.

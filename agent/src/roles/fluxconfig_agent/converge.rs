@@ -1011,7 +1011,7 @@ impl<G: Gateway, K: Configurations> Converge<'_, G, K> {
         let names: Vec<_> =
             left.iter().take(5).map(|(kind, one)| format!("{} {}", kind.names().2, one.name_any())).collect();
         let message = format!(
-            "Flux did not let go of {} objects in {} seconds ({}): their finalizers were taken off, and what they had applied may still be there",
+            "Flux did not finish deleting {} objects within {} seconds ({}): their finalizers were removed, and what they had applied may still be there",
             left.len(),
             bound.as_secs(),
             names.join(", ")

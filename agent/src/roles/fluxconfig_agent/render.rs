@@ -296,7 +296,7 @@ impl Configuration<'_> {
         let secrets = secrets.filter(|(_, files)| !files.is_empty()).collect();
         let mut kustomizations = BTreeMap::new();
         for (name, one) in self.properties.kustomizations() {
-            let object = self.kustomize(name, one, made.kind, (scope, &namespace))?;
+            let object = self.kustomize(name, one, made.kind, scope, &namespace)?;
             kustomizations.insert(name.clone(), object);
         }
         Ok(Rendered { namespace, scope, secrets, source, kustomizations })
@@ -521,7 +521,8 @@ impl Configuration<'_> {
         name: &str,
         one: &Kustomization,
         source: &str,
-        (scope, namespace): (Scope, &str),
+        scope: Scope,
+        namespace: &str,
     ) -> Result<Value, Problem> {
         let full = self.kustomization(name);
         if full.len() > NAME_CHARS {

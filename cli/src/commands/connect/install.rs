@@ -375,13 +375,13 @@ pub async fn take_back(prepared: &Prepared, made: &mut Made, interrupt: &mut Int
     let (group, name) = (prepared.id.resource_group().unwrap_or_default(), prepared.id.name());
     if made.enrolled == Enrolled::Perhaps {
         return Some(format!(
-            "warning: whether the token was used is not known; the key of {name} stays in namespace {}\nhint: the same command again goes on from here, whether it was used or not",
+            "warning: whether the token was used is not known; the key of {name} stays in namespace {}\nhint: run the same command again to continue from here, whether it was used or not",
             prepared.namespace
         ));
     }
     if made.enrolled == Enrolled::Done {
         return Some(format!(
-            "warning: the token is used up, {name} is made, and what was installed stays\nhint: the same command again goes on from here; who may delete it takes it back: towline delete --force -n {name} -g {group}"
+            "warning: the token is used up, {name} is made, and what was installed stays\nhint: run the same command again to continue from here; who may delete it takes it back: towline delete --force -n {name} -g {group}"
         ));
     }
     say("Taking back what was made; Ctrl+C again leaves it.");
@@ -428,7 +428,7 @@ async fn undo_in_cluster(prepared: &Prepared, made: &mut Made) -> Outcome<()> {
     }
     let run = made.turn.as_ref().map(Turn::run).filter(|_| made.namespace);
     let whole = run.map_or(Whole::Stays, Whole::Run);
-    let left = prepared.cluster.remove(&objects, (namespace, whole), true, false).await?;
+    let left = prepared.cluster.remove(&objects, namespace, whole, true, false).await?;
     match left.first().filter(|_| made.namespace) {
         Some(left) => Err(anyhow!("namespace {namespace} holds what others made: {left}").into()),
         None => Ok(()),

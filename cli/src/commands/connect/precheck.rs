@@ -74,7 +74,8 @@ pub async fn run(
     args: &Args,
     context: Context,
     token: Option<OneTime>,
-    typed: (Typed, extensions::Typed),
+    proxy: Typed,
+    extensions: &extensions::Typed,
     steps: &mut Steps,
 ) -> Outcome<Prepared> {
     let group = args.cluster.resource_group.as_deref();
@@ -110,7 +111,7 @@ pub async fn run(
     typed_key.as_ref().map_or(Ok(()), |key| is_of(key, &before, args))?;
     let found = Found { cluster: &cluster, before: &before, urls: &settings.urls };
     let (installed, replaced) = found.belongs(installed, args.force).await?;
-    let is_forced = fits((&api, token.is_some()), &id, args, &found, installed.as_ref()).await?;
+    let is_forced = fits(&api, token.is_some(), &id, args, &found, installed.as_ref()).await?;
     let (installed, replaced) = if is_forced { (None, installed) } else { (installed, replaced) };
     let mut kept = match &installed {
         Some(there) => Some(cluster.kept(&there.namespace).await?),
@@ -120,7 +121,7 @@ pub async fn run(
     if let Some(kept) = kept.as_mut().filter(|_| args.dry_run) {
         kept.proxy.password = SecretString::default();
     }
-    let (mut values, said) = values::values(id.as_str(), &args.agent, kept, (typed.0, &typed.1), &settings)?;
+    let (mut values, said) = values::values(id.as_str(), &args.agent, kept, proxy, extensions, &settings)?;
     values::fit(&mut values, cluster.minor);
     may_extend(&cluster, &values).await?;
     said.iter().for_each(|line| steps.note(line));
@@ -427,7 +428,8 @@ impl Found<'_> {
 /// Step 11 of `az connectedk8s connect`: whose agents these are, and whose resource that is. Tells whether they are
 /// replaced by `--force`, of a cluster of which a token does not tell whether it is there.
 async fn fits(
-    (api, by_token): (&Api, bool),
+    api: &Api,
+    by_token: bool,
     id: &ResourceId,
     args: &Args,
     Found { cluster, before, .. }: &Found<'_>,

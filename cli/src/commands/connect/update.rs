@@ -110,32 +110,38 @@ pub async fn update_agents(update: Update<'_>, context: &Context, id: &ResourceI
     let mut turn = Turn::new(&cluster, namespace, format!("update {}", id.name()))?;
     let changing = async {
         turn.take().await?;
-        change(update, (context, id), (&cluster, namespace), &settings, &mut steps).await
+        let at = At { context, id, cluster: &cluster, namespace };
+        change(update, at, &settings, &mut steps).await
     };
     let changed = interrupt.unless_heard(changing).await;
     turn.give_up().await;
     drop(steps);
     changed.unwrap_or_else(|| {
-        say("interrupted: the same command again goes on from here");
+        say("interrupted: run the same command again to continue from here");
         Err(Failure::interrupted())
     })
 }
 
-async fn change(
-    mut update: Update<'_>,
-    (context, id): (&Context, &ResourceId),
-    (cluster, namespace): (&Kubernetes, &str),
-    settings: &InstallSettings,
-    steps: &mut Steps,
-) -> Outcome<()> {
+/// The cluster as the gateway has it, and where its agents are.
+#[derive(Clone, Copy)]
+struct At<'a> {
+    context: &'a Context,
+    id: &'a ResourceId,
+    cluster: &'a Kubernetes,
+    namespace: &'a str,
+}
+
+async fn change(mut update: Update<'_>, at: At<'_>, settings: &InstallSettings, steps: &mut Steps) -> Outcome<()> {
+    let At { id, cluster, namespace, .. } = at;
     cluster.refuse_during_an_upgrade(namespace).await?;
     let kept = cluster.kept(namespace).await?;
     if update.upgrades {
         may_become_ours(kept.version.as_deref())?;
     }
     let version = kept.version.clone().filter(|_| !update.upgrades);
-    let typed = (update.guard, std::mem::take(&mut update.typed), &update.extensions);
-    let (mut values, said) = values::again(id.as_str(), kept, version.as_deref(), typed, settings)?;
+    let (guard, proxy) = (update.guard, std::mem::take(&mut update.typed));
+    let again = values::again(id.as_str(), kept, version.as_deref(), guard, proxy, &update.extensions, settings);
+    let (mut values, said) = again?;
     values::fit(&mut values, cluster.minor);
     precheck::may_extend(cluster, &values).await?;
     said.iter().for_each(|line| steps.note(line));
@@ -153,7 +159,7 @@ async fn change(
         return Ok(());
     }
     let before = if update.goes_back { before(cluster, &manifests).await? } else { Vec::new() };
-    let changed = apply_and_wait(&update, (context, id), (cluster, namespace), &manifests, steps).await;
+    let changed = apply_and_wait(&update, at, &manifests, steps).await;
     let Err(failure) = changed else { return Ok(()) };
     if !update.goes_back {
         return Err(failure);
@@ -215,13 +221,8 @@ fn only_more(manifest: &Value, there: Option<&Value>) -> Value {
     given
 }
 
-async fn apply_and_wait(
-    update: &Update<'_>,
-    (context, id): (&Context, &ResourceId),
-    (cluster, namespace): (&Kubernetes, &str),
-    manifests: &[Value],
-    steps: &mut Steps,
-) -> Outcome<()> {
+async fn apply_and_wait(update: &Update<'_>, at: At<'_>, manifests: &[Value], steps: &mut Steps) -> Outcome<()> {
+    let At { context, id, cluster, namespace } = at;
     for manifest in manifests {
         let (place, is_new) = cluster.apply(manifest).await?;
         if is_new && is_definition(manifest) {

@@ -147,7 +147,8 @@ pub fn values(
     cluster_id: &str,
     args: &AgentArgs,
     mut kept: Option<Kept>,
-    (proxy, extensions): (Typed, &extensions::Typed),
+    proxy: Typed,
+    extensions: &extensions::Typed,
     settings: &InstallSettings,
 ) -> Outcome<(Values, Vec<String>)> {
     let mut values = Values::default();
@@ -207,13 +208,15 @@ pub fn again(
     cluster_id: &str,
     kept: Kept,
     version: Option<&str>,
-    (guard, proxy, extensions): (Option<bool>, Typed, &extensions::Typed),
+    guard: Option<bool>,
+    proxy: Typed,
+    extensions: &extensions::Typed,
     settings: &InstallSettings,
 ) -> Outcome<(Values, Vec<String>)> {
     let args = AgentArgs { guard, ..AgentArgs::default() };
     let digests = (kept.digest.clone(), kept.extensions.as_ref().and_then(|kept| kept.digest.clone()));
     let of_extensions = kept.extensions.as_ref().and_then(|kept| kept.image.clone());
-    let (mut values, said) = values(cluster_id, &args, Some(kept), (proxy, extensions), settings)?;
+    let (mut values, said) = values(cluster_id, &args, Some(kept), proxy, extensions, settings)?;
     let Some(version) = version else { return Ok((values, said)) };
     let extensions = &mut values.extensions.image;
     // Another image than the one that is there has another digest.
@@ -231,8 +234,8 @@ pub fn again(
 
 /// Those of agents that are there, all of it as it is: for this program's version, and its images.
 pub fn values_again(cluster_id: &str, kept: Kept, settings: &InstallSettings) -> Outcome<Values> {
-    let typed = (None, Typed::default(), &extensions::Typed::default());
-    again(cluster_id, kept, None, typed, settings).map(|(values, _)| values)
+    again(cluster_id, kept, None, None, Typed::default(), &extensions::Typed::default(), settings)
+        .map(|(values, _)| values)
 }
 
 fn keep(values: &mut Values, kept: Kept) {
@@ -383,8 +386,8 @@ mod tests {
                 extensions: None,
                 upgrades: None,
             };
-            let typed = (None, Typed::default(), &extensions::Typed::default());
-            again("/c", kept, version, typed, &settings).unwrap().0.image_name()
+            let extensions = extensions::Typed::default();
+            again("/c", kept, version, None, Typed::default(), &extensions, &settings).unwrap().0.image_name()
         };
         assert_eq!(image("r:5000/agent", Some("0.0.9")), "r:5000/agent:0.0.9");
         assert_eq!(image("r:5000/agent", Some("0.0.8")), "r:5000/agent:0.0.8@sha256:a", "what was pinned stays pinned");

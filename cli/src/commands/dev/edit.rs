@@ -297,7 +297,7 @@ fn change_grant(args: &GrantArgs, add: bool) -> Outcome<String> {
         let users = Users::edit(&state.path("issuer").join(USERS_FILE), |users| Ok(users.find(user).is_some()))?;
         let is_principal = |principals: &Principals| principals.iter().any(|known| known.object_id == user);
         if !users && !principals::read(&state).is_ok_and(|principals| is_principal(&principals)) {
-            tracing::warn!("there is no user or service principal's object id {user} yet: towline dev add-user");
+            tracing::warn!("no user and no service principal has the object id {user} yet: towline dev add-user");
         }
     }
     if !found {

@@ -16,31 +16,33 @@ pub async fn ended(
     api: &Api,
     target: &str,
     answer: Answer,
-    (what, extension): (&str, &NamedExtension),
+    what: &str,
+    extension: &NamedExtension,
     wait: Wait,
 ) -> Outcome<Value> {
     if wait.none {
         return Ok(answer.body);
     }
-    wait_for(api, target, &answer, (what, extension), wait).await?;
+    wait_for(api, target, &answer, what, extension, wait).await?;
     api.get(target).await
 }
 
 /// Waits until a deletion has ended.
 pub async fn gone(api: &Api, target: &str, answer: &Answer, extension: &NamedExtension, wait: Wait) -> Outcome<()> {
     let what = format!("removing {}", extension.name);
-    wait_for(api, target, answer, (&what, extension), wait).await
+    wait_for(api, target, answer, &what, extension, wait).await
 }
 
 async fn wait_for(
     api: &Api,
     target: &str,
     answer: &Answer,
-    (what, extension): (&str, &NamedExtension),
+    what: &str,
+    extension: &NamedExtension,
     wait: Wait,
 ) -> Outcome<()> {
     let look = async || api.get(target).await.ok().map(|shown| lines(&shown));
-    let ended = followed(api, answer, (what, wait), lines(&answer.body), look).await;
+    let ended = followed(api, answer, what, wait, lines(&answer.body), look).await;
     ended.map_err(|failure| advised(failure, extension))
 }
 

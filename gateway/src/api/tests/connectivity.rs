@@ -112,7 +112,7 @@ async fn c4_expired_on_day_90_over_all_and_c7_the_end_of_the_certificate_is_show
     let start = site.now();
     let certified =
         Certified { begins_ms: start, ends_ms: start + 90 * DAY, serial: "1".to_owned(), key: "sha256".to_owned() };
-    let kept = site.control.store.put_certificate((&key_of("a"), None), &certified, Some("uid")).await.unwrap();
+    let kept = site.control.store.put_certificate(&key_of("a"), None, &certified, Some("uid")).await.unwrap();
     assert_eq!(kept, Kept::Done);
     let ends = site.properties("a").await["managedIdentityCertificateExpirationTime"].clone();
     assert_eq!(ends, "2027-04-15T08:00:00Z");
@@ -123,7 +123,7 @@ async fn c4_expired_on_day_90_over_all_and_c7_the_end_of_the_certificate_is_show
     }
     // Connected anew into the same resource.
     let again = Certified { ends_ms: site.now() + 90 * DAY, ..certified };
-    site.control.store.put_certificate((&key_of("a"), None), &again, Some("uid")).await.unwrap();
+    site.control.store.put_certificate(&key_of("a"), None, &again, Some("uid")).await.unwrap();
     assert_eq!(site.status("a").await, "Connected");
 }
 
@@ -230,7 +230,7 @@ async fn m3_who_sends_back_what_an_agent_found_has_not_written_it() {
     body["properties"].as_object_mut().unwrap().remove("distribution");
     assert_eq!(site.call("owner", "PUT", &cluster("g", "a"), Some(body)).await.status, 201);
     let mut facts = json!({"distribution": "k3s", "distributionVersion": "1.36", "infrastructure": "aws"});
-    site.control.store.put_facts((&key_of("a"), None), &facts, None, site.now()).await.unwrap();
+    site.control.store.put_facts(&key_of("a"), None, &facts, None, site.now()).await.unwrap();
     let names = ["distribution", "distributionVersion", "infrastructure"];
     let shown = async || {
         let properties = site.call("owner", "GET", &cluster("g", "a"), None).await.body["properties"].clone();
@@ -241,7 +241,7 @@ async fn m3_who_sends_back_what_an_agent_found_has_not_written_it() {
     assert_eq!(site.call("owner", "PUT", &cluster("g", "a"), Some(read.clone())).await.status, 200);
     facts["distribution"] = "rancher_rke".into();
     facts["distributionVersion"] = "1.37".into();
-    site.control.store.put_facts((&key_of("a"), None), &facts, None, site.now()).await.unwrap();
+    site.control.store.put_facts(&key_of("a"), None, &facts, None, site.now()).await.unwrap();
     assert_eq!(shown().await, ["rancher_rke", "1.37", "aws"], "what is found later is shown");
     // What somebody does write stays.
     read["properties"]["infrastructure"] = "azure".into();
@@ -264,7 +264,7 @@ async fn m1_m5_facts_are_shown_and_what_is_not_known_is_null() {
         "errors": [{"message": "nodes: forbidden", "severity": "Warning", "component": "x", "time": "2027-01-15T08:00:00Z"}],
         "roles": {"x": "Running"},
     });
-    site.control.store.put_facts((&key_of("a"), None), &facts, None, site.now()).await.unwrap();
+    site.control.store.put_facts(&key_of("a"), None, &facts, None, site.now()).await.unwrap();
     let after = site.properties("a").await;
     assert_eq!((&after["agentVersion"], &after["kubernetesVersion"]), (&json!("1.2.3"), &json!("1.36.0")));
     assert_eq!(after["totalNodeCount"], Value::Null);
@@ -282,7 +282,7 @@ async fn n6_counts_of_cores_and_nodes_are_shown() {
     site.group("g").await;
     site.with_agents("a").await;
     let facts = json!({"agentVersion": "1", "totalNodeCount": 3, "totalCoreCount": 24});
-    site.control.store.put_facts((&key_of("a"), None), &facts, None, site.now()).await.unwrap();
+    site.control.store.put_facts(&key_of("a"), None, &facts, None, site.now()).await.unwrap();
     let shown = site.properties("a").await;
     assert_eq!((&shown["totalNodeCount"], &shown["totalCoreCount"]), (&json!(3), &json!(24)));
 }
@@ -297,7 +297,7 @@ async fn c7_when_it_was_seen_and_when_its_certificate_ends_are_instants_of_utc()
     assert!(names.iter().all(|name| before[name].is_null()), "nobody knows yet: {before}");
     site.seen("a").await;
     let certified = Certified { begins_ms: 0, ends_ms: site.now() + DAY, serial: "1".to_owned(), key: String::new() };
-    site.control.store.put_certificate((&key_of("a"), None), &certified, None).await.unwrap();
+    site.control.store.put_certificate(&key_of("a"), None, &certified, None).await.unwrap();
     let after = site.properties("a").await;
     assert_eq!(after[names[0]], "2027-01-15T08:00:00Z");
     assert_eq!(after[names[1]], "2027-01-16T08:00:00Z");
@@ -366,7 +366,7 @@ async fn r3_who_may_only_write_a_cluster_cannot_become_its_agents() {
     let start = site.now();
     let certificate =
         Certified { begins_ms: start, ends_ms: start + 90 * DAY, serial: "1".to_owned(), key: "k".to_owned() };
-    assert_eq!(site.control.store.put_certificate((&key_of("a"), None), &certificate, None).await.unwrap(), Kept::Done);
+    assert_eq!(site.control.store.put_certificate(&key_of("a"), None, &certificate, None).await.unwrap(), Kept::Done);
     site.seen("a").await;
     let (conflict, forbidden) = ((409, "PublicKeyMismatch".to_owned()), (403, "AuthorizationFailed".to_owned()));
     for user in ["onboarder", "owner"] {
@@ -434,7 +434,7 @@ async fn another_key_is_another_identity_unless_the_writer_may_delete() {
     let start = site.now();
     let certificate =
         Certified { begins_ms: start, ends_ms: start + 90 * DAY, serial: "1".to_owned(), key: "k".to_owned() };
-    let kept = site.control.store.put_certificate((&key_of("expired"), None), &certificate, None).await.unwrap();
+    let kept = site.control.store.put_certificate(&key_of("expired"), None, &certificate, None).await.unwrap();
     assert_eq!(kept, Kept::Done);
     site.at(start + 91 * DAY);
     let (status, principal) = write("onboarder", "expired", &keys[1]).await;

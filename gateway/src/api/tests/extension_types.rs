@@ -48,7 +48,7 @@ impl Bench {
         let key = cluster_id("g", "edge").to_ascii_lowercase();
         let shown = self.call("owner", "GET", &cluster("G", "edge"), None).await;
         let principal = shown.body["identity"]["principalId"].as_str().unwrap();
-        self.control.store.put_facts((&key, Some(principal)), &facts, None, 1_800_000_000_000).await.unwrap();
+        self.control.store.put_facts(&key, Some(principal), &facts, None, 1_800_000_000_000).await.unwrap();
     }
 }
 

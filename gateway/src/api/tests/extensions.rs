@@ -319,7 +319,7 @@ async fn e4_upgrades_are_turned_off_and_on_by_either_word() {
 async fn e8_where_extensions_are_off_it_is_said_at_once_and_not_after_48_hours() {
     let site = bench().await;
     let (gateway, _agent) = tunnel::transport::memory::pair().await;
-    let _tunnel = site.control.tunnels.add(gateway, site.known("c"), Default::default());
+    let _tunnel = site.control.tunnels.add(gateway, site.known("c"), Default::default(), None);
     let made = site.call("owner", "PUT", &extension("c", "web"), Some(web())).await;
     site.call("owner", "PUT", &extension("d", "web"), Some(web())).await;
     let told = async |cluster: &str| {
@@ -367,7 +367,7 @@ async fn e8_agent_is_missed_from_the_reconnect_on_and_for_deletions_too() {
     objects(&site, "c", None).await;
     let back_ms = site.clock_ms.fetch_add(QUIET_MS, Ordering::SeqCst) + QUIET_MS;
     let (gateway, _agent) = tunnel::transport::memory::pair().await;
-    let _tunnel = site.control.tunnels.add(gateway, site.known("c"), Default::default());
+    let _tunnel = site.control.tunnels.add(gateway, site.known("c"), Default::default(), None);
     let back = std::time::UNIX_EPOCH + Duration::from_millis(back_ms.try_into().unwrap());
     site.control.tunnels.set_since(&site.known("c").key, back);
     // It asked before it was away for longer than an agent leaves questions out, and is back just now.

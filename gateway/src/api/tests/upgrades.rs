@@ -70,7 +70,7 @@ impl Bench {
     }
 
     async fn tells(&self, name: &str, facts: &Value) {
-        self.control.store.put_facts((&key_of(name), None), facts, None, self.now()).await.unwrap();
+        self.control.store.put_facts(&key_of(name), None, facts, None, self.now()).await.unwrap();
     }
 
     /// Which version the agents of a cluster are told to have.

@@ -129,7 +129,7 @@ pub(super) fn nobody(control: &Control, operation: &Operation, stored: &Stored) 
 fn late(control: &Control, operation: &Operation) -> String {
     let (agent, within) = (agent(control, operation), within(operation));
     format!(
-        "The cluster has not said within {within} that it is done: it is offline, or its {agent} does not run. It goes on with it when it is back."
+        "The cluster has not said within {within} that it is done: it is offline, or its {agent} does not run. It continues when it is back."
     )
 }
 

@@ -281,7 +281,8 @@ pub async fn look(control: &Control, assignment: &Assignment, refused: &Refusals
         let member = places.get(cluster).map(|place| &mut fleet.members[*place]);
         let late = |member: &&mut Member| member.state == State::Applying && !member.is_finished;
         if let Some(member) = member.filter(late).filter(|_| now_ms - generation >= PLACE_MS) {
-            let message = "It has neither complied nor failed within 48 hours; others go on without it.".to_owned();
+            let message =
+                "It has neither complied nor failed within 48 hours; the rollout continues without it.".to_owned();
             (member.state, member.why) = (State::Failed, Some(("TimedOut".to_owned(), message)));
         }
     }

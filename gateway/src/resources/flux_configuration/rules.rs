@@ -383,7 +383,7 @@ pub(super) fn credentials(own: &Map<String, Value>, before: Option<bool>, faults
     if of_principal("clientCertificatePassword") && !of_principal("clientCertificate") && before != Some(true) {
         refuse(
             format!("{name}.servicePrincipal.clientCertificatePassword"),
-            "its clientCertificate is not kept (any more); give both",
+            "its clientCertificate is not kept, or no longer kept; give both",
         );
     }
 }

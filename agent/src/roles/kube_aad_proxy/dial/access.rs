@@ -168,8 +168,8 @@ impl Access {
         let own = own?;
         if matches!(own, Own::Certificate) && !tls.client_auth_cert_resolver.has_certs() {
             return Err(fault(
-                "the user has no credential: no client certificate, token, tokenFile, exec or password; the agent would be \
-                 nobody (system:anonymous)"
+                "the user has no credential: no client certificate, token, tokenFile, exec or password; the \
+                 apiserver would take the agent for system:anonymous"
                     .to_owned(),
             ));
         }

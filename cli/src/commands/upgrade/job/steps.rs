@@ -116,7 +116,7 @@ impl<'a> Upgrade<'a> {
         let version = &state.version;
         if !missing.is_empty() {
             let message = format!(
-                "version {version} of the agents needs what an upgrade may not give: {}. An administrator of the cluster gives it with towline of version {version}: towline upgrade --rights-only -g GROUP -n NAME; then the upgrade goes on by itself",
+                "version {version} of the agents needs what an upgrade may not give: {}. An administrator of the cluster gives it with towline of version {version}: towline upgrade --rights-only -g GROUP -n NAME; then the upgrade continues by itself",
                 missing.join("; ")
             );
             return self.end(&state, Phase::Waiting, "Rights", &message).await;
