@@ -4,7 +4,10 @@
 use std::{
     fs::{DirBuilder, File, OpenOptions},
     io::{Read as _, Write as _},
-    os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _},
+    os::unix::{
+        fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _},
+        process::ExitStatusExt as _,
+    },
     path::{Path, PathBuf},
     process::{ExitStatus, Stdio},
     sync::{
@@ -64,6 +67,11 @@ pub enum HelmError {
     /// It took too long.
     #[error("helm was ended after {} s", .0.as_secs())]
     Late(Duration),
+    /// Somebody, or the kernel, ended it by this signal; it says nothing of what it did.
+    #[error(
+        "helm was ended by the signal {0}; where memory is short the kernel does that: look at the limit of the pod's memory (extensions.resources of the chart)"
+    )]
+    Killed(i32),
     /// Another one still runs.
     #[error("a helm of an agent before still runs, and cannot be ended")]
     Busy,
@@ -475,7 +483,10 @@ impl Helm {
             // It was told to end, which is no fault of what it did: the next agent goes on.
             std::future::pending::<()>().await;
         }
-        Err(HelmError::Failed(said(&ended.stderr)))
+        Err(match ended.status.signal() {
+            Some(signal) => HelmError::Killed(signal),
+            None => HelmError::Failed(said(&ended.stderr)),
+        })
     }
 
     /// The lock that a running helm holds as its standard input, so that one whose agent was killed is noticed.
@@ -567,11 +578,13 @@ async fn end_of(source: Option<impl AsyncRead + Unpin>) -> Vec<u8> {
     kept
 }
 
-/// What helm says last: its error, without its log.
+/// What helm says last: its error, without its log. A chart may say `Error: ` as well, within what helm says of it.
 fn said(stderr: &[u8]) -> String {
+    const ERROR: &str = "Error: ";
     let text = String::from_utf8_lossy(stderr);
-    let error = match text.rfind("Error: ") {
-        Some(at) => &text[at + "Error: ".len()..],
+    let begun = if text.starts_with(ERROR) { Some(0) } else { text.find(&format!("\n{ERROR}")).map(|at| at + 1) };
+    let error = match begun.or_else(|| text.rfind(ERROR)) {
+        Some(at) => &text[at + ERROR.len()..],
         None => text.as_ref(),
     };
     let lines: Vec<_> = error.lines().map(str::trim_end).filter(|line| !line.starts_with("level=")).collect();
@@ -765,9 +778,20 @@ mod tests {
         assert!(error.starts_with("/none/helm cannot be run"), "{error}");
     }
 
+    #[tokio::test]
+    async fn e1_helm_that_is_killed_says_nothing_of_what_it_did() {
+        let (_dir, helm) = script("echo 'Error: half a word' >&2; kill -9 $$");
+        let error = helm.run(&arguments(), Duration::from_secs(60)).await.unwrap_err();
+        assert!(matches!(error, HelmError::Killed(9)), "{error:?}");
+        assert!(error.to_string().contains("signal 9") && error.to_string().contains("extensions.resources"));
+    }
+
     #[test]
     fn errors_are_helms_last_word() {
         assert_eq!(said(b"level=WARN msg=x\nError: a\nb\n"), "a\nb");
+        let of_a_chart =
+            "UPGRADE FAILED: execution error at (web/templates/a.yaml:1:4): Error: set foo\nError: set bar";
+        assert_eq!(said(format!("level=WARN msg=x\nError: {of_a_chart}\n").as_bytes()), of_a_chart);
         assert_eq!(said(b""), "helm failed and did not say why");
     }
 }
