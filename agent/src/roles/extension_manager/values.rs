@@ -231,6 +231,11 @@ fn number(text: &str) -> Option<Value> {
 
 /// As `--set` types a text.
 fn as_set(text: &str) -> Value {
+    items(text).unwrap_or_else(|| scalar(text))
+}
+
+/// As `--set` types a text that is no list.
+fn scalar(text: &str) -> Value {
     match text.to_ascii_lowercase().as_str() {
         "true" => return true.into(),
         "false" => return false.into(),
@@ -244,6 +249,29 @@ fn as_set(text: &str) -> Value {
         return whole.into();
     }
     Value::String(text.to_owned())
+}
+
+/// `{a,b}` is a list, and `\,` a comma in one of its entries. JSON and a template in braces stay the texts that they are:
+/// `--set` makes something of them that nobody means.
+fn items(text: &str) -> Option<Value> {
+    let inner = text.strip_prefix('{')?.strip_suffix('}')?;
+    if inner.contains(['{', '}', '\n'])
+        || (!inner.is_empty() && serde_json::from_str::<Map<String, Value>>(text).is_ok())
+    {
+        return None;
+    }
+    let (mut all, mut entry, mut chars) = (Vec::new(), String::new(), inner.chars());
+    while let Some(c) = chars.next() {
+        match c {
+            '\\' => entry.extend(chars.next()),
+            ',' => all.push(std::mem::take(&mut entry)),
+            other => entry.push(other),
+        }
+    }
+    if !(all.is_empty() && entry.is_empty()) {
+        all.push(entry);
+    }
+    Some(all.iter().map(|entry| scalar(entry)).collect())
 }
 
 #[cfg(test)]
@@ -266,12 +294,16 @@ mod tests {
             ("d[0]", "5"),
             ("annotations.example\\.org/name", "v"),
             ("n", "null"),
-            ("list", "{a,b}"),
+            ("list", "{a,2,c\\,d}"),
+            ("none", "{}"),
+            ("json", "{\"a\": 1}"),
+            ("template", "{{ .Release.Name }}"),
             ("big", "99999999999999999999"),
         ];
         let expected = json!({
             "a": {"b": true, "c": "007"}, "d": [5, {"e": "x"}], "annotations": {"example.org/name": "v"}, "n": null,
-            "list": "{a,b}", "big": "99999999999999999999",
+            "list": ["a", 2, "c,d"], "none": [], "json": "{\"a\": 1}", "template": "{{ .Release.Name }}",
+            "big": "99999999999999999999",
         });
         assert_eq!(of(&settings, None).unwrap(), expected);
     }
