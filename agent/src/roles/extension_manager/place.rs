@@ -116,11 +116,24 @@ where
     applied.map(|_| ()).map_err(|err| failed(&what, &err))
 }
 
-/// Removes what was made for an extension; the namespace only if it was made for it and nothing else is in it.
+/// Whether a namespace goes with an extension: it was made for it, or for one that is gone and left it to this one.
+fn goes_with(meta: &ObjectMeta, extension: &str, is_gone: impl Fn(&str) -> bool) -> bool {
+    let label = |key: &str| meta.labels.as_ref().and_then(|labels| labels.get(key)).map(String::as_str);
+    let owner = label(OWNER).filter(|_| label(MANAGED) == Some(MANAGER));
+    owner.is_some_and(|owner| owner == extension || is_gone(owner)) && meta.deletion_timestamp.is_none()
+}
+
+/// Removes what was made for an extension; the namespace only if it was made for an extension, nothing is in it, and
+/// whoever it was made for is gone too.
 ///
 /// # Errors
 /// What stays, and why.
-pub async fn clean(client: &Client, namespace: &str, extension: &str) -> Result<(), Problem> {
+pub async fn clean(
+    client: &Client,
+    namespace: &str,
+    extension: &str,
+    is_gone: impl Fn(&str) -> bool,
+) -> Result<(), Problem> {
     let spaces: Api<Namespace> = Api::all(client.clone());
     let what = |what: &str| format!("{what} in the namespace {namespace} cannot be removed");
     let found = spaces.get_opt(namespace).await.map_err(|err| failed(&what("what was made"), &err))?;
@@ -131,10 +144,7 @@ pub async fn clean(client: &Client, namespace: &str, extension: &str) -> Result<
     for removed in [remove(&bindings, &name, extension).await, remove(&accounts, &name, extension).await] {
         removed.map_err(|err| failed(&what("the service account"), &err))?;
     }
-    if !is_ours(&found.metadata, extension)
-        || found.metadata.deletion_timestamp.is_some()
-        || !is_empty(client, namespace).await
-    {
+    if !goes_with(&found.metadata, extension, is_gone) || !is_empty(client, namespace).await {
         return Ok(());
     }
     let exact = Preconditions { uid: found.metadata.uid, resource_version: found.metadata.resource_version };
@@ -209,4 +219,25 @@ pub async fn facts(client: &Client, preset: Option<String>) -> Result<Facts, Pro
     let distribution = preset.or_else(|| cluster_metadata_operator::distribution(nodes.items, &version.git_version));
     let agents = agents::values(client, distribution.as_deref()).await.map_err(unknown)?;
     Ok(Facts { kubernetes: Some(version.git_version), distribution, platforms, agents })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn e10_namespace_goes_with_the_last_extension_that_used_it() {
+        let of = |labels: Value| serde_json::from_value::<ObjectMeta>(json!({ "labels": labels })).unwrap();
+        let made = of(json!({ MANAGED: MANAGER, OWNER: "first" }));
+        assert!(goes_with(&made, "first", |_| false));
+        assert!(goes_with(&made, "second", |owner| owner == "first"));
+        assert!(!goes_with(&made, "second", |_| false), "it goes with the first one");
+        for others in [json!({}), json!({ OWNER: "first" }), json!({ MANAGED: MANAGER })] {
+            assert!(!goes_with(&of(others), "first", |_| true));
+        }
+        let mut ends = json!({ "deletionTimestamp": "2026-11-27T10:00:00Z" });
+        ends["labels"] = json!({ MANAGED: MANAGER, OWNER: "first" });
+        let ends: ObjectMeta = serde_json::from_value(ends).unwrap();
+        assert!(!goes_with(&ends, "first", |_| false));
+    }
 }
