@@ -133,15 +133,20 @@ impl<G: Library> Converge<'_, G> {
                     Err(err) => problem = problem.or(Some((err.code, err.message))),
                 }
             }
-            let mut waits = false;
+            let mut waits = None;
             if let (Some(_), Some((_, facts)), Some(_)) = (loaded, &facts, &helm) {
                 match releases::list(self.client, None, &format!(",{OWNER}")).await {
-                    Ok(releases) => waits = self.pass(facts, &releases).await,
+                    Ok(releases) => waits = Some(self.pass(facts, &releases).await),
                     Err(err) => problem = problem.or(Some(("ReleasesNotRead", err))),
                 }
             }
+            if waits.is_none()
+                && let Some((code, message)) = problem.as_ref().map(|(code, message)| (*code, message.as_str()))
+            {
+                self.held_up(code, message).await;
+            }
             self.says(problem, &known.borrow());
-            let wait = if waits { LOOK_SOON } else { LOOK };
+            let wait = if waits == Some(true) { LOOK_SOON } else { LOOK };
             let changed = async {
                 tokio::select! {
                     _ = changes.changed() => {}
@@ -160,6 +165,19 @@ impl<G: Library> Converge<'_, G> {
         match first {
             Some((reason, message)) => self.health.failing(reason, &message),
             None => self.health.running(),
+        }
+    }
+
+    /// Nothing can be done for any of them now: those that are not as they are wanted say why.
+    async fn held_up(&self, code: &'static str, message: &str) {
+        for extension in self.store.all() {
+            let generation = extension.wanted.generation;
+            let has_ended = extension.status.state.is_some_and(ObjectState::is_end);
+            if has_ended && extension.status.observed_generation == generation {
+                continue;
+            }
+            let problem = Problem::of(Fault::Cluster, code, message);
+            self.progress.fail(&extension, &format!("cluster/{generation}"), &problem).await;
         }
     }
 
@@ -255,7 +273,8 @@ impl<G: Library> Converge<'_, G> {
             }
         };
         let attempt = target.attempt(extension, verified.index());
-        if extension.status.is_put_off(&attempt, self.clock.now()) {
+        let is_gone = is_removed(extension, releases) && !properties.only_reports();
+        if extension.status.is_put_off(&attempt, self.clock.now()) && !is_gone {
             return false;
         }
         if let Some(tag) = &extension.wanted.protected
@@ -710,7 +729,8 @@ impl<G: Library> Converge<'_, G> {
                 let removed = self.helm.uninstall(&on).await;
                 removed.map_err(|err| explained("taking the release down", &err, &[], &hidden))?;
             }
-            place::clean(self.client, &namespace, name).await?;
+            let is_gone = |owner: &str| self.store.get(owner).is_none_or(|one| one.wanted.deleting);
+            place::clean(self.client, &namespace, name, is_gone).await?;
         }
         if !extension.wanted.deleting && self.store.tag(name) == extension.wanted.protected {
             // They are of the one that comes after it.
@@ -744,6 +764,12 @@ fn went_back(status: &mut Status, release: Option<&Release>) {
     {
         installed.good = good;
     }
+}
+
+/// Whether somebody removed the release that ran when something else failed: nothing is left to stay with.
+fn is_removed(extension: &Extension, releases: &Releases) -> bool {
+    let installed = extension.status.record.own.installed.as_ref().filter(|installed| installed.revision > 0);
+    installed.is_some_and(|one| !releases.contains_key(&(one.namespace.clone(), extension.name.clone())))
 }
 
 /// The extension with the version of its release, where the custom resource that knew it was lost.

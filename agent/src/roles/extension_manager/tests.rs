@@ -21,14 +21,16 @@ use types::agent_api::{
     ProtectedSettings, encode,
 };
 
-use super::{Extensions, state::Problem, store::Store};
+use super::{Engine, ExtensionManager, Extensions, state::Problem, store::Store};
 use crate::{
+    config,
     identity::clock::SystemClock,
     roles::{
         catalogue::{
             Catalogue, Charts, Pinned,
             gateway::{Asked, Gateway, Library},
         },
+        health::Health,
         objects::{Kind as _, follow::Follow, report::Report, testing::Map},
     },
     tunnel::api::{ApiError, Refused},
@@ -385,4 +387,37 @@ async fn e2_chart_with_another_digest_is_not_opened() {
     // It is kept for when the link is down.
     gateway.charts.lock().unwrap().clear();
     assert!(catalogue.chart(&verified, "example.web", release).await.is_ok());
+}
+
+#[tokio::test]
+async fn e9_extension_says_what_keeps_all_of_them_from_being_looked_at() {
+    let (map, gateway, dir) = (Map::default(), Scripted::default(), tempfile::tempdir().unwrap());
+    gateway.pages.lock().unwrap().extend([page(1, true, false, vec![object("web", 1)])]);
+    let settings = config::Extensions {
+        helm: dir.path().join("no-helm"),
+        work_dir: dir.path().to_owned(),
+        timeout: Duration::from_secs(5),
+        catalogue_interval: Duration::from_secs(180),
+        ..config::Extensions::default()
+    };
+    let engine = Engine {
+        client: map.client(),
+        cluster: CLUSTER.parse().unwrap(),
+        access: config::Cluster::Kubeconfig { path: dir.path().join("kubeconfig"), context: None },
+        settings,
+        distribution: None,
+        clock: Arc::new(SystemClock),
+        health: Health::default().of(super::NAME),
+        grace: Duration::from_secs(50),
+    };
+    let manager = ExtensionManager::new(engine, gateway).unwrap();
+    let told =
+        || manager.store.get("web").and_then(|web| Some((web.status.state?, web.status.statuses.first()?.clone())));
+    tokio::select! {
+        () = manager.work() => {}
+        () = until(|| told().is_some()) => {}
+    }
+    let (state, line) = told().unwrap();
+    assert_eq!((state, line.code.as_str()), (ObjectState::Creating, "Waiting"));
+    assert!(line.message.contains("no-helm cannot be run"), "{}", line.message);
 }
