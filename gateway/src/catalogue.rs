@@ -137,8 +137,6 @@ impl Edition {
         let at = |name: &str| folder.join(name);
         let bytes = read(&at(INDEX_FILE), INDEX_BYTES)?;
         let signatures = read(&at(SIGNATURE_FILE), SIGNATURE_BYTES)?;
-        std::fs::read_dir(at(CHART_FOLDER))
-            .map_err(|source| CatalogueError::Read { path: at(CHART_FOLDER), source })?;
         let wrong = |source| CatalogueError::Index { path: at(INDEX_FILE), source };
         let index = Index::parse(&bytes).map_err(wrong)?;
         let wrong = |source| CatalogueError::Signatures { path: at(SIGNATURE_FILE), source };
@@ -489,6 +487,15 @@ pub(crate) mod tests {
         make(folder.path(), &[("1.0.0", &["Stable"])], |_| {});
         fs::write(folder.path().join(SIGNATURE_FILE), vec![b' '; SIGNATURE_BYTES + 1]).unwrap();
         assert!(why(folder.path()).contains("index.sig has more than"));
+    }
+
+    /// Clusters that have their charts from a registry take the index from here all the same.
+    #[test]
+    fn x5_index_is_served_without_a_folder_of_charts() {
+        let folder = tempfile::tempdir().unwrap();
+        make(folder.path(), &[("1.0.0", &["Stable"])], |_| {});
+        fs::remove_dir_all(folder.path().join(CHART_FOLDER)).unwrap();
+        assert_eq!(revision(&Catalogue::open(folder.path().to_owned())), Some(0));
     }
 
     fn cluster_of(subscription: u32, name: u32) -> ClusterId {
