@@ -89,6 +89,10 @@ const PROPERTIES: &[Property] = &[
     Property::read_only("customLocationSettings", Type::Texts),
     Property::read_only("packageUri", Type::Text),
     Property::read_only("isSystemExtension", Type::Bool),
+    // Sent back by clients that have them from elsewhere, and never shown: none of them says anything here.
+    Property::read_only("aksAssignedIdentity", Type::Object(IDENTITY)),
+    Property::read_only("managementDetails", Type::Object(&[])),
+    Property::read_only("additionalDetails", Type::Object(&[])),
     Property::read_only("extensionState", Type::Text),
 ];
 const IDENTITY: &[Property] = &[
@@ -106,6 +110,8 @@ const PLAN: &[Property] = &[
 const SCHEMA: &[Property] = &[
     Property::new("identity", Type::Object(IDENTITY)),
     Property::new("plan", Type::Object(PLAN)),
+    // Shown of what a fleet assignment made.
+    Property::read_only("managedBy", Type::Text),
     Property::new("properties", Type::Object(PROPERTIES)).required(),
 ];
 const PATCH: &[Property] = &[Property::new(
