@@ -1,6 +1,9 @@
 //! `towline extension events`: what happened to an extension in its cluster (docs/features.md D4).
 
-use std::{collections::HashMap, time::Duration};
+use std::{
+    collections::{HashMap, HashSet},
+    time::Duration,
+};
 
 use serde_json::{Value, json};
 
@@ -54,6 +57,7 @@ pub async fn run(args: EventsArgs, common: &CommonArgs) -> Outcome<()> {
         for row in rows.iter().filter(|row| known.is_new(row)) {
             output::print(row, &output, COLUMNS)?;
         }
+        known.keep(&rows);
         tokio::time::sleep(AGAIN).await;
         rows = ask(&api, &target, &args.extension).await?;
     }
@@ -64,16 +68,27 @@ async fn ask(api: &Api, target: &str, extension: &NamedExtension) -> Outcome<Vec
     Ok(answer["value"].as_array_mut().map(std::mem::take).unwrap_or_default())
 }
 
-/// How often each event had happened when it was told last, by its number.
+/// How often each event had happened when it was told last, by its number and when it first happened: agents that were
+/// installed anew count from one.
 #[derive(Default)]
-struct Known(HashMap<u64, u64>);
+struct Known(HashMap<(u64, String), u64>);
 
 impl Known {
+    /// Forgets what is listed no more.
+    fn keep(&mut self, rows: &[Value]) {
+        let listed: HashSet<_> = rows.iter().map(key).collect();
+        self.0.retain(|one, _| listed.contains(one));
+    }
+
     /// Notes a row, and whether it is new or has happened again.
     fn is_new(&mut self, row: &Value) -> bool {
-        let (number, count) = (row["number"].as_u64().unwrap_or_default(), row["count"].as_u64().unwrap_or(1));
-        self.0.insert(number, count) != Some(count)
+        let count = row["count"].as_u64().unwrap_or(1);
+        self.0.insert(key(row), count) != Some(count)
     }
+}
+
+fn key(row: &Value) -> (u64, String) {
+    (row["number"].as_u64().unwrap_or_default(), row["first"].as_str().unwrap_or_default().to_owned())
 }
 
 #[cfg(test)]
@@ -87,5 +102,8 @@ mod tests {
         assert!(!known.is_new(&json!({"number": 1, "count": 1})));
         assert!(known.is_new(&json!({"number": 1, "count": 2})));
         assert!(known.is_new(&json!({"number": 2, "count": 1})));
+        assert!(known.is_new(&json!({"number": 2, "count": 1, "first": "t9"})), "of agents that begin anew");
+        known.keep(&[json!({"number": 2, "first": "t9"})]);
+        assert_eq!(known.0.len(), 1);
     }
 }
