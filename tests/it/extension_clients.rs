@@ -156,11 +156,27 @@ fn guide() -> anyhow::Result<()> {
     desk.sh(delete)?;
     let left = admin.run(&["-n", "web", "get", "configmap", "web-greeting", "--ignore-not-found", "-o", "name"])?;
     ensure!(left.text().trim().is_empty(), "{}", left.text());
+    pollers(&stack)?;
     admin.run(&["delete", "namespace", "web", "--ignore-not-found", "--wait=false"])?;
     drop(stack);
     // Or an uninstallation that another test looks at takes more away than its own connect has made.
     remove(&admin, &["extensionconfigs.towline.io"], &[])?;
     forget().map(drop)
+}
+
+/// The Azure SDK, unmodified, waits for what the agent does.
+fn pollers(stack: &Stack) -> anyhow::Result<()> {
+    let mut command = Command::new(python_with_clients()?);
+    command.arg(root().join("tests/it/azure_extensions_agent.py"));
+    for key in ["url", "ca", "tenant", "subscription", "clientId"] {
+        command.arg(stack.text(key));
+    }
+    command.args(["dev", "dev"]);
+    let secret = format!("{}\n", stack.text("clientSecret"));
+    let ran = run_with_input(&mut command, Some(secret.as_bytes()), Duration::from_secs(300))?;
+    let text = ran.ok().with_context(|| stack.agent.lock().unwrap().tail())?;
+    ensure!(text.lines().filter(|line| line.starts_with("held: ")).count() == 4, "{text}");
+    Ok(())
 }
 
 /// A block of the guide, for the cluster of this test; its agents are there.

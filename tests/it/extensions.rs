@@ -624,8 +624,10 @@ fn namespaced() -> anyhow::Result<()> {
     let message = shown["errorInfo"]["message"].as_str().unwrap_or_default();
     ensure!(shown["errorInfo"]["code"] == "Forbidden" && message.contains("secrets"), "{shown:#}");
     ensure!(site.field("team", "configmap/curious-read", "{.metadata.name}")?.is_empty());
-    site.delete("curious")?;
+    // The namespace was made for the first one, and goes with the last.
     site.delete("web")?;
     ensure!(site.admin.run(&["-n", "team", "get", "serviceaccount", "extension-web"])?.code != Some(0));
+    ensure!(site.field("", "namespace/team", "{.status.phase}")? == "Active", "another one uses it");
+    site.delete("curious")?;
     site.nothing_left()
 }
