@@ -14,7 +14,7 @@ use futures_util::Stream;
 use http::{HeaderName, HeaderValue, Response, header};
 use http_body::{Frame, SizeHint};
 use http_body_util::Full;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 /// Names the request in every answer, whoever made it, as in logs and audit records. A name of our own: services behind
 /// an apiserver's proxy send `X-Request-Id` themselves, and the apiserver's `Audit-Id` is another id.
@@ -22,6 +22,8 @@ pub const REQUEST_ID: HeaderName = HeaderName::from_static("x-towline-request-id
 
 /// Bytes of a document, about, that is written where its request is served: a tenth of a millisecond.
 const AT_ONCE_BYTES: usize = 64 * 1024;
+/// Of these, what each name and each value takes beside its text: a comma, quotes, a number.
+const EACH_BYTES: usize = 8;
 
 /// The body of an answer.
 pub enum Body {
@@ -107,21 +109,27 @@ pub fn document(value: &Value) -> Response<Full<Bytes>> {
 /// Whether a document is short enough to be written on the thread that serves its request. Once it is too long, the rest
 /// of it is not counted.
 pub fn is_short(value: &Value) -> bool {
-    /// What is left of `room` behind this.
-    fn left(value: &Value, room: usize) -> Option<usize> {
-        /// A comma, quotes, a number.
-        const EACH: usize = 8;
-        let room = room.checked_sub(EACH)?;
-        match value {
-            Value::String(text) => room.checked_sub(text.len()),
-            Value::Array(list) => list.iter().try_fold(room, |room, value| left(value, room)),
-            Value::Object(object) => {
-                object.iter().try_fold(room, |room, (name, value)| left(value, room.checked_sub(name.len() + EACH)?))
-            }
-            Value::Null | Value::Bool(_) | Value::Number(_) => Some(room),
-        }
-    }
     left(value, AT_ONCE_BYTES).is_some()
+}
+
+/// The same of an object.
+pub fn is_short_object(object: &Map<String, Value>) -> bool {
+    left_by(object, AT_ONCE_BYTES).is_some()
+}
+
+/// What is left of `room` behind a document.
+fn left(value: &Value, room: usize) -> Option<usize> {
+    let room = room.checked_sub(EACH_BYTES)?;
+    match value {
+        Value::String(text) => room.checked_sub(text.len()),
+        Value::Array(list) => list.iter().try_fold(room, |room, value| left(value, room)),
+        Value::Object(object) => left_by(object, room),
+        Value::Null | Value::Bool(_) | Value::Number(_) => Some(room),
+    }
+}
+
+fn left_by(object: &Map<String, Value>, room: usize) -> Option<usize> {
+    object.iter().try_fold(room, |room, (name, value)| left(value, room.checked_sub(name.len() + EACH_BYTES)?))
 }
 
 /// The same of one that is written already.
@@ -143,7 +151,7 @@ mod tests {
         assert!(is_short(&json!({"value": [{"a": "b"}, null, 1, true]})));
         assert!(!is_short(&json!({"value": "a".repeat(AT_ONCE_BYTES)})));
         assert!(!is_short(&json!({"a".repeat(AT_ONCE_BYTES): 1})));
-        assert!(!is_short(&json!(vec![0; AT_ONCE_BYTES / 8])));
+        assert!(!is_short(&json!(vec![0; AT_ONCE_BYTES / EACH_BYTES])));
         assert!(!is_short(&json!([["a".repeat(AT_ONCE_BYTES / 2)], ["b".repeat(AT_ONCE_BYTES / 2)]])));
     }
 }

@@ -3,15 +3,36 @@
 //! one caller, exchanges of one cluster). Documents of agents have a line of their own: a withdrawn right must arrive
 //! in its time, however many bodies users send.
 
-use tokio::{sync::Semaphore, task::JoinError};
+use std::{
+    cell::Cell,
+    future::poll_fn,
+    pin::pin,
+    task::Poll::{Pending, Ready},
+};
+
+use tokio::{
+    runtime::{Handle, RuntimeFlavor},
+    sync::Semaphore,
+    task::{JoinError, block_in_place},
+};
 
 /// Pieces of users' work at once. Requests of all others keep the other processors, and their turns on these.
 const AT_ONCE: usize = 2;
 /// Documents at once.
 const DOCUMENTS_AT_ONCE: usize = 1;
+/// Pieces at once of work that borrows from its request ([`here`], [`turns`]).
+const IN_PLACE_AT_ONCE: usize = 2;
 
 static USERS: Semaphore = Semaphore::const_new(AT_ONCE);
 static DOCUMENTS: Semaphore = Semaphore::const_new(DOCUMENTS_AT_ONCE);
+/// Its places are held for a turn only, never while something is waited for. So what waits for one of the other places
+/// within a turn waits for nothing that waits for a turn.
+static IN_PLACE: Semaphore = Semaphore::const_new(IN_PLACE_AT_ONCE);
+
+thread_local! {
+    /// Whether this thread is in a turn, within which no second place is taken.
+    static IN_A_TURN: Cell<bool> = const { Cell::new(false) };
+}
 
 /// Does a piece of work and waits for it. It goes on where nobody waits any more, and keeps its place until it has
 /// ended.
@@ -43,11 +64,98 @@ async fn within<T: Send + 'static>(
     working.await
 }
 
+/// Does work that borrows from its request. If it is long, the runtime hands all other tasks of this thread to another
+/// thread first.
+pub async fn here<T>(is_long: bool, work: impl FnOnce() -> T) -> T {
+    if !is_long || IN_A_TURN.get() {
+        return work();
+    }
+    // Never closed, as above.
+    let _place = IN_PLACE.acquire().await.ok();
+    apart(work)
+}
+
+/// Waits for a future. If it is long, each of its turns is taken as the work of [`here`] is. A lock or a transaction
+/// that others need must not be held in one: its turns wait in line.
+pub async fn turns<F: Future>(is_long: bool, future: F) -> F::Output {
+    if !is_long || IN_A_TURN.get() {
+        return future.await;
+    }
+    let mut future = pin!(future);
+    loop {
+        let place = IN_PLACE.acquire().await.ok();
+        let turn = poll_fn(|cx| Ready(apart(|| future.as_mut().poll(cx)))).await;
+        drop(place);
+        if let Ready(output) = turn {
+            return output;
+        }
+        // The future wakes this task when it can go on.
+        let mut was_polled = false;
+        poll_fn(|_| if std::mem::replace(&mut was_polled, true) { Ready(()) } else { Pending }).await;
+    }
+}
+
+/// Does work on this thread, without the tasks that wait for it. A runtime of one thread has no other one for them:
+/// commands of the machine's operator have such, and serve nobody else.
+fn apart<T>(work: impl FnOnce() -> T) -> T {
+    struct InATurn;
+    impl Drop for InATurn {
+        fn drop(&mut self) {
+            IN_A_TURN.set(false);
+        }
+    }
+    IN_A_TURN.set(true);
+    let _turn = InATurn;
+    match Handle::try_current().map(|runtime| runtime.runtime_flavor()) {
+        Ok(RuntimeFlavor::MultiThread) => block_in_place(work),
+        _ => work(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use std::sync::mpsc;
+    use std::{sync::mpsc, time::Duration};
 
     use super::*;
+
+    /// Far longer than anything here takes.
+    const PATIENCE: Duration = Duration::from_secs(60);
+
+    /// A long write held up the only worker, and with it whoever would have ended its waiting.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+    async fn long_work_that_borrows_leaves_its_thread_to_others() {
+        let tell_later = |told: mpsc::Sender<()>| tokio::spawn(async move { told.send(()) });
+        let (tell, told) = mpsc::channel();
+        let one = tokio::spawn(async move {
+            tell_later(tell);
+            here(true, move || told.recv_timeout(PATIENCE)).await
+        });
+        assert_eq!(one.await.unwrap(), Ok(()));
+        let (tell, told) = mpsc::channel();
+        let other = tokio::spawn(turns(true, async move {
+            tokio::task::yield_now().await;
+            tell_later(tell);
+            told.recv_timeout(PATIENCE)
+        }));
+        assert_eq!(other.await.unwrap(), Ok(()));
+    }
+
+    /// As many as there are places, each with long work within: none of them waits for a place that it holds itself.
+    #[tokio::test]
+    async fn long_work_within_a_turn_takes_no_second_place() {
+        let one = |n: usize| {
+            turns(true, async move {
+                tokio::task::yield_now().await;
+                let inner = turns(true, async move { here(true, || n).await + aside(move || n).await.unwrap() });
+                let sum = inner.await;
+                tokio::task::yield_now().await;
+                sum
+            })
+        };
+        let sums = futures_util::future::join_all((0..4 * IN_PLACE_AT_ONCE).map(one)).await;
+        assert_eq!(sums, (0..4 * IN_PLACE_AT_ONCE).map(|n| 2 * n).collect::<Vec<_>>());
+        assert_eq!(IN_PLACE.available_permits(), IN_PLACE_AT_ONCE);
+    }
 
     /// Users' long bodies held up the documents of all clusters.
     #[tokio::test]

@@ -14,7 +14,7 @@ use crate::{
     bodies::{BYTES, TooLong, take},
 };
 
-/// Bytes of a body that is read where its request is served: 1 ms, whatever is in it
+/// Bytes of a body that is read where its request is served: about 2 ms, whatever is in it
 /// (`cargo bench -p bench --bench worst`).
 const AT_ONCE_BYTES: usize = 32 * 1024;
 /// How long one may take to arrive.

@@ -14,6 +14,7 @@ use super::{Call, empty, json};
 use crate::{
     answers::{self, Body},
     api_error::ApiError,
+    aside::here,
     object::Object,
     resources::{self, KINDS, Kind, Place, Showing, filter, holder, kind, schema},
     store::{
@@ -61,7 +62,9 @@ pub async fn show(call: &Call<'_>, kind: &dyn Kind, version: &str, stored: &Stor
         }
         None => Vec::new(),
     };
-    Ok(show_with(call, kind, version, (&stored.id, stored.body.clone()), Beside { agent, told, parts }))
+    let is_long = !answers::is_short(&stored.body) || !parts.iter().all(answers::is_short) || parts.len() > ROWS_A_TURN;
+    let beside = Beside { agent, told, parts };
+    Ok(here(is_long, || show_with(call, kind, version, (&stored.id, stored.body.clone()), beside)).await)
 }
 
 /// What is kept beside a resource, apart from its revisions.
@@ -158,14 +161,19 @@ pub async fn resource(call: &Call<'_>, id: &ResourceId) -> Result<Response<Body>
     in_subscription(call, id)?;
     let stored = resources::get(call.control, id).await?.ok_or_else(|| ApiError::resource_not_found(id))?;
     let shown = show(call, kind, version, &stored).await?;
+    Ok(here(!answers::is_short(&shown), move || answer(call, &stored, &shown)).await)
+}
+
+/// The answer to a GET or a HEAD.
+fn answer(call: &Call<'_>, stored: &Stored, shown: &Value) -> Response<Body> {
     let answer = if call.method == http::Method::HEAD {
         empty(StatusCode::NO_CONTENT)
-    } else if call.headers.get(header::IF_NONE_MATCH).is_some_and(|tags| is_known(tags, &stored, &shown)) {
+    } else if call.headers.get(header::IF_NONE_MATCH).is_some_and(|tags| is_known(tags, stored, shown)) {
         empty(StatusCode::NOT_MODIFIED)
     } else {
-        json(StatusCode::OK, &shown)
+        json(StatusCode::OK, shown)
     };
-    Ok(with_tag(answer, &stored, &shown))
+    with_tag(answer, stored, shown)
 }
 
 /// The plug-in of an id.
@@ -405,9 +413,15 @@ async fn gather(
                     tokio::task::yield_now().await;
                 }
                 let key = stored.key.clone();
-                let Some(shown) = pick(index, stored, beside)? else { continue };
-                if !written.add(&shown)? {
-                    return Ok((written, Some(last)));
+                let is_long = !answers::is_short(&stored.body) || !beside.parts.is_empty();
+                let add = || match pick(index, stored, beside)? {
+                    Some(shown) => written.add(&shown).map(Some),
+                    None => Ok(None),
+                };
+                match here(is_long, add).await? {
+                    Some(true) => {}
+                    Some(false) => return Ok((written, Some(last))),
+                    None => continue,
                 }
                 last = (index, key);
                 if written.rows == rows {

@@ -8,8 +8,9 @@ use types::api::{ErrorDetail, ResourceId};
 
 use super::{Call, body, empty, json, long_json, operations, read};
 use crate::{
-    answers::Body,
+    answers::{self, Body},
     api_error::ApiError,
+    aside::{here, turns},
     control::{
         objects::{PROTECTED_FOR_MS, mark_deleting},
         work::{converge, take_down},
@@ -58,6 +59,13 @@ pub struct Seen {
 }
 
 impl Change {
+    /// What a client, or a fleet assignment, gives.
+    fn given(&self) -> &Map<String, Value> {
+        match self {
+            Self::Replace(given) | Self::Merge(given) | Self::Manage(given, ..) | Self::Roll(given, ..) => given,
+        }
+    }
+
     fn mark(&self) -> Option<&Managed> {
         match self {
             Self::Manage(_, mark, _) => Some(mark),
@@ -72,6 +80,10 @@ impl Change {
             Self::Roll(_, key, revision) => Some((key.clone(), *revision)),
             Self::Replace(_) | Self::Merge(_) => None,
         }
+    }
+
+    fn is_patch(&self) -> bool {
+        matches!(self, Self::Merge(_))
     }
 
     /// What else must be as it was read.
@@ -94,7 +106,7 @@ where
     call.authorize(&format!("{}/write", read::operations_of(kind)), id)?;
     let checked = sent(call, id, body, move |raw| schema::check(kind.schema(), raw)).await?;
     registrations::check(call.control, kind, id).await?;
-    change(call, kind, version, id, &Change::Replace(checked)).await
+    change(call, kind, version, id, Change::Replace(checked)).await
 }
 
 /// PATCH of a resource.
@@ -111,7 +123,7 @@ where
     };
     call.authorize(&format!("{}/write", read::operations_of(kind)), id)?;
     let checked = sent(call, id, body, move |raw| schema::check_part(part, raw)).await?;
-    change(call, kind, version, id, &Change::Merge(checked)).await
+    change(call, kind, version, id, Change::Merge(checked)).await
 }
 
 /// What a fleet assignment wants to be there: written as a PUT of it is, with the same checks. Whether it may was asked
@@ -125,9 +137,9 @@ pub async fn manage(
 ) -> Result<Response<Body>, ApiError> {
     let (kind, version) = of_newest(call, id)?;
     kind.check_name(id.name())?;
-    let checked = schema::check(kind.schema(), body)?;
+    let checked = here(!answers::is_short_object(body), || schema::check(kind.schema(), body)).await?;
     registrations::check(call.control, kind, id).await?;
-    change(call, kind, version, id, &Change::Manage(checked, mark, seen)).await
+    change(call, kind, version, id, Change::Manage(checked, mark, seen)).await
 }
 
 /// What a fleet assignment changes of something that others made: written as a PATCH, with the fence of [`manage`]. The
@@ -140,8 +152,8 @@ pub async fn roll(
 ) -> Result<Response<Body>, ApiError> {
     let (kind, version) = of_newest(call, id)?;
     let patch = kind.patch_schema().ok_or_else(|| ApiError::internal("a kind that is rolled out has no PATCH"))?;
-    let checked = schema::check_part(patch, part)?;
-    change(call, kind, version, id, &Change::Roll(checked, by.key().to_owned(), revision)).await
+    let checked = here(!answers::is_short_object(part), || schema::check_part(patch, part)).await?;
+    change(call, kind, version, id, Change::Roll(checked, by.key().to_owned(), revision)).await
 }
 
 /// The deletion of what a fleet assignment made, as [`manage`]; of what it did not make, nothing.
@@ -207,7 +219,7 @@ async fn change(
     kind: &'static dyn Kind,
     version: &str,
     id: &ResourceId,
-    change: &Change,
+    change: Change,
 ) -> Result<Response<Body>, ApiError> {
     kind.may_change(id, call.control)?;
     may_be_below(call, id)?;
@@ -217,56 +229,15 @@ async fn change(
         let old = old.as_ref();
         stays(call, id, old).await?;
         unmanaged(call, old, change.mark()).await?;
-        let mut body = match (change, old) {
-            (Change::Replace(new) | Change::Manage(new, ..), Some(old)) => replaced(kind, version, old, new),
-            (Change::Replace(new) | Change::Manage(new, ..), None) => new.clone(),
-            (Change::Merge(part) | Change::Roll(part, ..), Some(old)) => merged(kind, old, part),
-            (Change::Merge(_) | Change::Roll(..), None) => return Err(ApiError::resource_not_found(id)),
-        };
-        writes_for(call, kind, id, &body, "write")?;
-        let writing = Writing {
-            id,
-            old,
-            caller: &call.caller,
-            version,
-            now_ms: call.now_ms,
-            control: call.control,
-            issuer: call.issuer.as_deref(),
-        };
-        kind.write(&mut body, &writing).await?;
-        system_data(&mut body, &writing);
-        match change.mark() {
-            Some(mark) => mark.keep(&mut body),
-            None => Managed::forget(&mut body),
-        }
-        let brought = match old {
-            Some(_) => None,
-            None => kind.brings(&writing).await?,
-        };
-        let beside = match brought {
-            Some(brought) => Some(beside(call, &writing, brought).await?),
-            None => None,
-        };
-        let _turn = match old {
-            Some(old) => owner_stays(call, kind, old, Some(&body)).await?,
-            None => None,
-        };
-        match try_put(call, (kind, id, old), body, beside, change).await? {
-            Ok((stored, operation)) => {
-                let patched = matches!(change, Change::Merge(_));
-                let status = match old {
-                    Some(_) if patched && kind.is_followed() => StatusCode::ACCEPTED,
-                    Some(_) => StatusCode::OK,
-                    None => StatusCode::CREATED,
-                };
-                let shown = read::show(call, kind, version, &stored).await?;
-                let mut answer = shown.clone();
-                if operation.is_some() && !patched && !kind.is_followed() {
-                    under_way(&mut answer, old.is_some());
-                }
-                // The tag is of what is read from now on.
-                let response = read::with_tag(json(status, &answer), &stored, &shown);
-                return Ok(operations::announce(call, response, operation.as_ref()));
+        let is_long = !answers::is_short_object(change.given()) || old.is_some_and(|old| !answers::is_short(&old.body));
+        let prepared = turns(is_long, Box::pin(prepare(call, (kind, version, id), old, &change))).await?;
+        let Prepared { batch, mut stored, operation, turn: _turn } = prepared;
+        match call.control.write(&batch).await? {
+            Ok(revision) => {
+                stored.revision = revision;
+                let written = Written { stored, operation, is_new: old.is_none(), patched: change.is_patch() };
+                // What is long is dropped there, too.
+                return turns(is_long, Box::pin(answer(call, (kind, version), written, (change, batch)))).await;
             }
             Err(Refused::Changed { key, .. }) if change.decided_by().is_some_and(|(by, _)| by == key) => {
                 return Err(assignment_changed());
@@ -280,6 +251,92 @@ async fn change(
         }
     }
     Err(ApiError::raced())
+}
+
+/// A write before it is kept.
+struct Prepared<'a> {
+    batch: Batch,
+    /// The resource in it.
+    stored: Stored,
+    /// The operation that it begins.
+    operation: Option<Operation>,
+    /// Held until it is kept: what takes an owner away does so alone.
+    turn: Option<OwnersTurn<'a>>,
+}
+
+/// All that is done for a write before it is kept: checks of the kind, what this service fills in, and sealing.
+async fn prepare<'a>(
+    call: &Call<'a>,
+    (kind, version, id): (&'static dyn Kind, &str, &ResourceId),
+    old: Option<&Stored>,
+    change: &Change,
+) -> Result<Prepared<'a>, ApiError> {
+    let mut body = match (change, old) {
+        (Change::Replace(new) | Change::Manage(new, ..), Some(old)) => replaced(kind, version, old, new),
+        (Change::Replace(new) | Change::Manage(new, ..), None) => new.clone(),
+        (Change::Merge(part) | Change::Roll(part, ..), Some(old)) => merged(kind, old, part),
+        (Change::Merge(_) | Change::Roll(..), None) => return Err(ApiError::resource_not_found(id)),
+    };
+    writes_for(call, kind, id, &body, "write")?;
+    let writing = Writing {
+        id,
+        old,
+        caller: &call.caller,
+        version,
+        now_ms: call.now_ms,
+        control: call.control,
+        issuer: call.issuer.as_deref(),
+    };
+    kind.write(&mut body, &writing).await?;
+    system_data(&mut body, &writing);
+    match change.mark() {
+        Some(mark) => mark.keep(&mut body),
+        None => Managed::forget(&mut body),
+    }
+    let brought = match old {
+        Some(_) => None,
+        None => kind.brings(&writing).await?,
+    };
+    let beside = match brought {
+        Some(brought) => Some(beside(call, &writing, brought).await?),
+        None => None,
+    };
+    let turn = match old {
+        Some(old) => owner_stays(call, kind, old, Some(&body)).await?,
+        None => None,
+    };
+    let (batch, stored, operation) = batch_of(call, (kind, id, old), body, beside, change)?;
+    Ok(Prepared { batch, stored, operation, turn })
+}
+
+/// A write that was kept.
+struct Written {
+    stored: Stored,
+    operation: Option<Operation>,
+    is_new: bool,
+    patched: bool,
+}
+
+/// The answer to a write. `_done`: what it was made of, which is needed no more.
+async fn answer(
+    call: &Call<'_>,
+    (kind, version): (&'static dyn Kind, &str),
+    Written { stored, operation, is_new, patched }: Written,
+    _done: (Change, Batch),
+) -> Result<Response<Body>, ApiError> {
+    let status = match is_new {
+        false if patched && kind.is_followed() => StatusCode::ACCEPTED,
+        false => StatusCode::OK,
+        true => StatusCode::CREATED,
+    };
+    let shown = read::show(call, kind, version, &stored).await?;
+    let mut answer = shown.clone();
+    if operation.is_some() && !patched && !kind.is_followed() {
+        under_way(&mut answer, !is_new);
+    }
+    // The tag is of what is read from now on.
+    let response = read::with_tag(json(status, &answer), &stored, &shown);
+    Ok(operations::announce(call, response, operation.as_ref()))
 }
 
 /// What holds a resource may take no others.
@@ -303,15 +360,14 @@ fn under_way(answer: &mut Value, was_there: bool) {
     }
 }
 
-type Put = (Stored, Option<Operation>);
-
-async fn try_put(
+/// What is written of a checked body: the batch, the resource in it, and the operation that it begins.
+fn batch_of(
     call: &Call<'_>,
     (kind, id, old): (&'static dyn Kind, &ResourceId, Option<&Stored>),
     mut body: Map<String, Value>,
     beside: Option<Beside>,
     change: &Change,
-) -> Result<Result<Put, Refused>, ApiError> {
+) -> Result<(Batch, Stored, Option<Operation>), ApiError> {
     let Sealed { protected, given } = protect(call, kind, id, old, &mut body)?;
     let (operation, protected_until) = begun(call, kind, id, old, &mut body, given);
     let mut stored = Stored { protected, ..unwritten(kind, id, body) };
@@ -342,10 +398,7 @@ async fn try_put(
     let passes_on = old.filter(|old| stored.body.as_object().is_some_and(|new| kind.passes_on(old, new)));
     let renews = passes_on.map(|old| old.key.clone()).into_iter().collect();
     let batch = Batch { puts, standing, as_read, begins, protected_until, renews, ..Batch::default() };
-    Ok(call.control.write(&batch).await?.map(|revision| {
-        stored.revision = revision;
-        (stored, operation)
-    }))
+    Ok((batch, stored, operation))
 }
 
 /// A resource of a body, before it is written.
@@ -653,7 +706,7 @@ async fn take_away(
             Ok(_) if operation.is_some() => {
                 return Ok(operations::announce(call, empty(kind.deletion_begins_with()), operation.as_ref()));
             }
-            Ok(_) => return Ok(json(StatusCode::OK, &read::show(call, kind, version, &old).await?)),
+            Ok(_) => return long_json(StatusCode::OK, read::show(call, kind, version, &old).await?).await,
             Err(Refused::NotEmpty { .. }) => {
                 let message = format!("'{}' holds something, which onlyIfEmpty=true keeps.", id.name());
                 return Err(ApiError::of(StatusCode::CONFLICT, "ResourceNotEmpty", message));

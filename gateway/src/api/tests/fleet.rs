@@ -709,6 +709,8 @@ async fn g13_assignment_with_more_to_do_comes_after_those_that_have_waited() {
 #[tokio::test]
 async fn g13_cluster_that_was_away_for_longer_than_secrets_are_kept_gets_them_again() {
     let site = site(&["a"]).await;
+    // Two days later it would end what the cluster has not answered, before or after the cluster does.
+    site.tasks[1].abort();
     site.wants("all", secret()).await;
     site.roll().await;
     let first = site.generation("a").await;
@@ -1021,4 +1023,34 @@ async fn g13_same_template_with_the_same_secret_is_no_new_one() {
     site.wants("all", other).await;
     site.roll().await;
     assert!(site.generation("a").await > first);
+}
+
+/// Checks, sealing and showing of many values held up a worker for up to half a second. Now they leave it to others
+/// (`long_work_that_borrows_leaves_its_thread_to_others`), which changes no answer.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn g13_assignment_of_many_values_is_written_and_read_as_any_other() {
+    let site = site(&["a"]).await;
+    let mut body = secret();
+    let values: serde_json::Map<String, Value> = (0..200).map(|n| (format!("v{n:04}"), json!(""))).collect();
+    let one = json!({"path": "./a", "prune": true, "postBuild": {"substitute": values}});
+    let kustomizations = (10..30).map(|n| (format!("k{n}"), one.clone()));
+    body["properties"]["template"]["properties"]["kustomizations"] = Value::Object(kustomizations.collect());
+    assert!(!crate::answers::is_short(&body));
+    site.wants("all", body.clone()).await;
+    site.roll().await;
+    let configuration = format!("{}?{NEWEST}", child("a", "shop"));
+    for path in [assignment(Some("g"), "all"), configuration] {
+        let read = site.call("owner", "GET", &path, None).await;
+        assert_eq!(read.status, 200, "{}", read.body);
+        let properties = &read.body["properties"];
+        let found = properties.get("template").map_or(properties, |template| &template["properties"]);
+        assert_eq!(found["kustomizations"].as_object().unwrap().len(), 20);
+        assert_eq!(found["kustomizations"]["k10"]["postBuild"]["substitute"].as_object().unwrap().len(), 200);
+        assert!(!read.body.to_string().contains(SECRET));
+    }
+    let list = format!("{}/providers/{CONFIGURATIONS}?{NEWEST}", cluster_id("g", "a"));
+    let listed = site.call("owner", "GET", &list, None).await;
+    assert_eq!(listed.body["value"].as_array().unwrap().len(), 1, "{}", listed.status);
+    site.wants("all", body).await;
+    assert_eq!(site.fleet("DELETE", "all", None).await.status, 202);
 }
