@@ -562,6 +562,11 @@ impl Directory {
         decided
     }
 
+    /// Whether the configuration makes one of the principals an owner of everything.
+    pub fn has_owner(&self, principals: &[String]) -> bool {
+        self.owners.iter().any(|owner| principals.iter().any(|principal| **principal == *owner.principal))
+    }
+
     /// What the agent of a cluster decides by, where it is told to ask roles and assignments. `revision` is this
     /// moment's.
     pub fn document(&self, cluster: &ClusterId) -> Document {

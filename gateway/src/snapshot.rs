@@ -150,7 +150,8 @@ impl Snapshot {
     }
 
     /// Whether `principal` may reach `cluster` (`None`: it is not registered): by a grant of the configuration, or by a
-    /// role at the cluster or above it. An unknown cluster takes as long as a forbidden one.
+    /// role at the cluster or above it. To a cluster of the configuration file no role of the store leads, wherever it
+    /// is assigned. An unknown cluster takes as long as a forbidden one.
     pub fn decide(&self, principal: &Principal, cluster: Option<&ClusterRef>) -> Result<(), DenialReason> {
         let account = match principal {
             Principal::User(identity) => Some((&identity.issuer, &identity.subject)),
@@ -215,15 +216,13 @@ impl Snapshot {
             Principal::User(identity) => principals(identity),
             Principal::ServiceAccount(access) => access.holder.as_ref().map(Holder::principals).unwrap_or_default(),
         };
-        let mut scope = cluster.map_or_else(Scope::root, |cluster| Scope::cluster(&cluster.id));
-        if cluster.is_some_and(|cluster| self.is_configured(&cluster.key)) {
-            // A resource of the same id counts for nothing, and so do roles at it: those above it decide.
-            let above = scope.with_parents().nth(1).and_then(|above| above.parse().ok());
-            scope = above.unwrap_or_else(Scope::root);
-        }
+        let configured = cluster.is_some_and(|cluster| self.is_configured(&cluster.key));
+        // What the configuration admits is not widened by the store: only its own owners reach its clusters by a role.
+        let scope = cluster.filter(|_| !configured).map_or_else(Scope::root, |cluster| Scope::cluster(&cluster.id));
         let now = i64::try_from(unix_seconds(SystemTime::now())).unwrap_or(i64::MAX);
         let by_role = self.directory.decide(&principals, Plane::Control, &REACH_ACTION, &scope, now);
-        if by_role.is_ok() && cluster.is_some() { Ok(()) } else { granted }
+        let counts = !configured || self.directory.has_owner(&principals);
+        if by_role.is_ok() && counts && cluster.is_some() { Ok(()) } else { granted }
     }
 
     /// Whether an access certificate is of the cluster's present identity. One that names nobody whose right could be

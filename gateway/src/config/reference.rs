@@ -65,7 +65,11 @@ pub const TABLES: &[Table] = &[
         "Clusters in addition to those of [api]. The API neither creates nor changes a cluster of this list.",
         CLUSTERS,
     ),
-    Table::many("grants", "Rights to reach clusters, in addition to roles of [api].", GRANTS),
+    Table::many(
+        "grants",
+        "Rights to reach clusters, in addition to roles of [api], which lead to no cluster of [[clusters]].",
+        GRANTS,
+    ),
     Table::many("disabled", "Who is refused everywhere, whatever their token says.", DISABLED),
 ];
 

@@ -108,11 +108,44 @@ async fn role_at_a_configured_cluster_cannot_be_given() {
         assert_eq!((refused.status, code(&refused).as_str()), (409, "ClusterInConfiguration"), "{scope}");
     }
     let group = cluster.split("/providers/").next().unwrap();
-    assert_eq!(put(at(group, 4)).await.status, 201, "above it the API decides");
+    assert_eq!(put(at(group, 4)).await.status, 201, "above it there are other clusters");
     // What was given before can be taken away.
     let target = format!("{}?api-version=2022-04-01", at(&cluster, 1));
     let token = site.world.issuer.token("owner", &[], URL, SystemTime::now());
     assert_eq!(site.http("DELETE", &target, Some(&token), None, None).await.status, 200);
+}
+
+/// Who may assign roles in a resource group let others reach a cluster of the operator's whose id lies in it.
+#[tokio::test]
+async fn role_above_a_configured_cluster_does_not_lead_to_it() {
+    const CLUSTER_USER: &str = "00493d72-78f6-4148-b6c5-d3ce8e4799dd";
+    let site = Site::new().await;
+    let key = Onboarding::new();
+    for name in ["edge", "other"] {
+        site.cluster(name, &key).await;
+    }
+    let owner = site.world.issuer.token("owner", &[], URL, SystemTime::now());
+    let group = id("edge").as_str().split("/providers/").next().unwrap().to_owned();
+    for (n, scope) in [group.as_str(), group.split("/resource").next().unwrap()].into_iter().enumerate() {
+        let assignments = "providers/Microsoft.Authorization/roleAssignments";
+        let target = format!("{scope}/{assignments}/{n:08}-1111-4111-8111-111111111111?api-version=2022-04-01");
+        let given = json!({"properties": {
+            "roleDefinitionId": format!("/providers/Microsoft.Authorization/roleDefinitions/{CLUSTER_USER}"),
+            "principalId": "dev:bob", "principalType": "User",
+        }});
+        let made = site.http("PUT", &target, Some(&owner), Some(given), None).await;
+        assert_eq!(made.status, 201, "{}", made.text());
+    }
+    let decide = async |name: &str, user: &str| {
+        let token = site.world.issuer.token(user, &[], &id(name).audience(), SystemTime::now());
+        let mut asking = site.world.user().await;
+        asking.send(world::get(&format!("/{}/version", id(name).key()), &token, "")).await;
+        asking.answer().await.status
+    };
+    assert_eq!((decide("edge", "bob").await, decide("other", "bob").await), (503, 503), "neither has an agent");
+    site.configure(&[shouted("edge")]).await;
+    assert_eq!((decide("edge", "bob").await, decide("other", "bob").await), (403, 503));
+    assert_eq!((decide("edge", "ann").await, decide("edge", "owner").await), (503, 503), "by the configuration");
 }
 
 #[tokio::test]
