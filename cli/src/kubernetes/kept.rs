@@ -517,7 +517,7 @@ mod tests {
         let mut there = told(&values);
         there.proxy = Value::Null;
         // As the version that is there hands it to the one that follows.
-        let gathered = Gathered { kubernetes_minor: 30, objects: there.objects() };
+        let gathered = Gathered { kubernetes_minor: 36, objects: there.objects() };
         let text = serde_json::to_string(&gathered).unwrap();
         assert!(!text.contains("Secret\",") && !text.contains("Z2VoZWlt") && !text.contains("geheim"), "no password");
         let read: Gathered = serde_json::from_str(&text).unwrap();
@@ -540,7 +540,7 @@ mod tests {
 
     #[test]
     fn u1_what_is_not_of_agents_is_refused() {
-        let nothing = Gathered { kubernetes_minor: 30, objects: Vec::new() };
+        let nothing = Gathered { kubernetes_minor: 36, objects: Vec::new() };
         assert!(nothing.kept().is_err_and(|error| error.to_string().contains(AGENT)));
     }
 

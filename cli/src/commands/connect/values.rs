@@ -193,10 +193,11 @@ pub fn values(
     Ok((values, said))
 }
 
-/// The first minor version that knows `unhealthyPodEvictionPolicy` of a PodDisruptionBudget.
-const EVICTS_UNHEALTHY: u32 = 26;
+/// The first minor version in which `unhealthyPodEvictionPolicy` of a PodDisruptionBudget cannot be off (KEP-3017). In
+/// 1.26 it was off, and in OpenShift up to 4.17 (1.30); an apiserver drops the field then without a word.
+const EVICTS_UNHEALTHY: u32 = 31;
 
-/// Leaves out what the cluster's version does not know. Without that policy a budget would hold up every drain of a
+/// Leaves out what the cluster may not know. Without that policy a budget would hold up every drain of a
 /// node while the gateway is away.
 pub fn fit(values: &mut Values, kubernetes_minor: u32) {
     values.pod_disruption_budget.enabled &= kubernetes_minor >= EVICTS_UNHEALTHY;
@@ -358,6 +359,22 @@ fn host_alias(text: &str) -> Result<(IpAddr, Vec<String>), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// In 1.26, and in OpenShift up to 1.30, the policy that lets pods without a tunnel be evicted is off.
+    #[test]
+    fn there_is_no_budget_where_it_could_hold_up_a_drain() {
+        let budgets = |minor: u32| {
+            let mut values = Values { replicas: 2, ..Values::default() };
+            fit(&mut values, minor);
+            crate::manifests::objects(&values, "towline")
+                .into_iter()
+                .filter(|object| object["kind"] == "PodDisruptionBudget")
+                .map(|budget| budget["spec"]["unhealthyPodEvictionPolicy"].clone())
+                .collect::<Vec<_>>()
+        };
+        assert!([25, 26, 30].into_iter().all(|minor| budgets(minor).is_empty()));
+        assert_eq!(budgets(31), ["AlwaysAllow"]);
+    }
 
     #[test]
     fn t13_an_update_keeps_the_image_and_an_upgrade_gives_this_programs() {

@@ -207,7 +207,7 @@ mod tests {
         let objects = manifests::objects(&values, "towline");
         let folder = tempfile::tempdir().unwrap();
         let (told, out) = (folder.path().join("told.json"), folder.path().join("objects.json"));
-        std::fs::write(&told, serde_json::to_vec(&Gathered { kubernetes_minor: 30, objects }).unwrap()).unwrap();
+        std::fs::write(&told, serde_json::to_vec(&Gathered { kubernetes_minor: 36, objects }).unwrap()).unwrap();
         let args = |version: &str| Render {
             namespace: "towline".to_owned(),
             told: told.clone(),
