@@ -149,6 +149,16 @@ fn bodies(c: &mut Criterion) {
             });
         }
     }
+    // A row of the store is read and written where its request is served; who reads several yields between them.
+    for (name, text) in [("of names", names(LONG)), ("of lists", lists(LONG))] {
+        let kept: Value = serde_json::from_str(&text).expect("a document");
+        group.bench_function(format!("a row {name}, {LONG} bytes, read"), |b| {
+            b.iter(|| serde_json::from_str::<Value>(black_box(&text)).is_ok());
+        });
+        group.bench_function(format!("a row {name}, {LONG} bytes, written"), |b| {
+            b.iter(|| black_box(&kept).to_string())
+        });
+    }
     let cluster = kind("Microsoft.Kubernetes/connectedClusters").expect("a kind");
     let unknown = body::parse(names(LONG).as_bytes()).expect("an object");
     group.bench_function("a check of 256 KiB of unknown names", |b| {
