@@ -17,7 +17,7 @@ mod values;
 
 use agent::{
     config::Deployment,
-    roles::{guard::keeper, identity_tokens::certificate},
+    roles::{assignment_sync_agent::kept, guard::keeper, identity_tokens::certificate},
 };
 
 pub use self::{
@@ -49,6 +49,8 @@ pub const GUARD: &str = Deployment::Guard.name();
 pub const UPGRADER: &str = Deployment::Upgrader.name();
 /// The Secret of guard's certificates.
 pub const GUARD_SECRET: &str = keeper::SECRET;
+/// The Secret that guard keeps the last snapshot of roles and assignments in.
+pub const GUARD_SNAPSHOT: &str = kept::SECRET;
 /// The Secret of the files that an apiserver is started with, and its namespace.
 pub const GUARD_MANIFESTS: &str = keeper::MANIFESTS;
 /// The namespace of [`GUARD_MANIFESTS`].

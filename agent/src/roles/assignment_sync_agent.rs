@@ -1,9 +1,14 @@
 //! Pulls the roles and assignments that concern this cluster from the gateway, for [`Authorizer`] to decide by: as soon
 //! as they change, and again before their statement expires. While the gateway cannot be reached, the last snapshot
 //! stays in use until its statement expires. Each process that decides by assignments runs this role.
+//!
+//! Guard answers the apiserver also while there is no tunnel: it keeps the last snapshot where its next pod finds it
+//! ([`kept`]). `clusterconnect-agent` keeps none, for without a tunnel nobody asks it.
+
+pub mod kept;
 
 use std::{
-    sync::Arc,
+    sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant, SystemTime},
 };
 
@@ -12,7 +17,8 @@ use daemon::{Backoff, Shutdown, random_unit};
 use futures_util::future::BoxFuture;
 use types::agent_api::paths;
 
-use super::{Entry, Role, health::Reporter, kube_aad_proxy::authorize::Authorizer};
+use self::kept::{Kept, Store};
+use super::{Entry, Role, health::Reporter, kube_aad_proxy::authorize::Authorizer, parts::Parts};
 use crate::{
     chain,
     config::Deployment,
@@ -31,7 +37,10 @@ pub const ENTRY: Entry = Entry {
         let authorizer = parts.judges.as_ref().map(|judges| judges.authorizer.clone());
         // Only where the settings name who vouches for roles and assignments.
         let authorizer = authorizer.filter(|authorizer| authorizer.is_on());
-        let sync = |authorizer| AssignmentSync::new(parts.api.clone(), authorizer, parts.health.of(NAME));
+        let sync = |authorizer| {
+            let sync = AssignmentSync::new(parts.api.clone(), authorizer, parts.health.of(NAME));
+            AssignmentSync { kept: kept_by(parts), ..sync }
+        };
         Ok(authorizer.map(|authorizer| Arc::new(sync(authorizer)) as Arc<dyn Role>))
     },
 };
@@ -43,17 +52,47 @@ const ANSWER_BYTES: usize = 2 * DOCUMENT_BYTES + 64 * 1024;
 /// Between two questions, however soon the gateway answers.
 const PAUSE: Duration = Duration::from_millis(200);
 
+/// Where guard keeps its snapshot: beside its certificates.
+fn kept_by(parts: &Parts) -> Option<Kept> {
+    let store = match &parts.config.guard.as_ref()?.directory {
+        Some(directory) => Store::Directory(directory.clone()),
+        None => Store::Cluster(parts.kubernetes.clone()?),
+    };
+    Some(Kept::new(store, parts.clock.clone()))
+}
+
 /// Asks the gateway for the roles and assignments of this cluster, and hands them to the authorizer.
 pub struct AssignmentSync {
     api: AgentApi,
     authorizer: Arc<Authorizer>,
     health: Reporter,
+    kept: Option<Kept>,
+    warnings: Mutex<Warnings>,
+}
+
+/// What people are told beside how the role fares.
+#[derive(Default)]
+struct Warnings {
+    omitted: Option<String>,
+    kept: Option<String>,
 }
 
 impl AssignmentSync {
     /// Asks over the tunnel.
     pub fn new(api: AgentApi, authorizer: Arc<Authorizer>, health: Reporter) -> Self {
-        Self { api, authorizer, health }
+        Self { api, authorizer, health, kept: None, warnings: Mutex::default() }
+    }
+
+    fn warn(&self, change: impl FnOnce(&mut Warnings)) {
+        let mut warnings = self.warnings.lock().unwrap_or_else(PoisonError::into_inner);
+        change(&mut warnings);
+        self.health.warnings(warnings.omitted.iter().chain(&warnings.kept).cloned().collect());
+    }
+
+    async fn keep(&self) {
+        if let Some(kept) = &self.kept {
+            kept.keep(&self.authorizer, |warning| self.warn(|warnings| warnings.kept = warning)).await;
+        }
     }
 
     async fn work(&self) {
@@ -96,7 +135,7 @@ impl AssignmentSync {
             return Ok(None);
         };
         let etag: String = signed.etag.chars().filter(|c| c.is_ascii_alphanumeric() || "-_".contains(*c)).collect();
-        self.authorizer.take(&signed, SystemTime::now()).await.map_err(|err| Fault {
+        let taken = self.authorizer.take(&signed, SystemTime::now()).await.map_err(|err| Fault {
             reason: "NotTaken",
             message: chain(&err),
             retry_after: None,
@@ -107,7 +146,10 @@ impl AssignmentSync {
             tracing::warn!(warning, "the roles of this cluster are not complete");
         }
         self.health.running();
-        self.health.warnings(warning.into_iter().collect());
+        self.warn(|warnings| warnings.omitted = warning);
+        if let Some(kept) = &self.kept {
+            kept.offer(signed, taken).await;
+        }
         Ok(Some(etag))
     }
 }
@@ -136,7 +178,10 @@ impl Role for AssignmentSync {
 
     fn run(&self, shutdown: Shutdown) -> BoxFuture<'_, ()> {
         Box::pin(async move {
-            shutdown.until_draining(self.work()).await;
+            shutdown.until_draining(async { tokio::join!(self.work(), self.keep()) }).await;
+            if let Some(kept) = &self.kept {
+                kept.last(&self.authorizer).await;
+            }
         })
     }
 }

@@ -7,8 +7,8 @@ use secrecy::ExposeSecret;
 use serde_json::{Map, Value, json};
 
 use super::{
-    AGENT, CONFIG_FILE, EXTENSIONS, GUARD, GUARD_MANIFESTS, GUARD_MANIFESTS_NAMESPACE, GUARD_SECRET, MANAGED_BY,
-    MANAGER, SERVING_CA, SERVING_SECRET, TOKENS_SERVICE, UPGRADER, VERSION_LABEL, Values,
+    AGENT, CONFIG_FILE, EXTENSIONS, GUARD, GUARD_MANIFESTS, GUARD_MANIFESTS_NAMESPACE, GUARD_SECRET, GUARD_SNAPSHOT,
+    MANAGED_BY, MANAGER, SERVING_CA, SERVING_SECRET, TOKENS_SERVICE, UPGRADER, VERSION_LABEL, Values,
     config::{self, Files},
     parts::{Part, account_name, object},
     rights,
@@ -241,7 +241,7 @@ fn manager(values: &Values, namespace: &str, files: &Files) -> Value {
 }
 
 /// What the apiserver asks about tokens and rights: the Secrets that it fills in, the Service in front, and the pods.
-fn guard(values: &Values, namespace: &str) -> [Value; 5] {
+fn guard(values: &Values, namespace: &str) -> [Value; 6] {
     let secret = |name: &str, namespace: &str| {
         let mut made = object("v1", "Secret", name, Some(namespace), Part::Guard);
         made["type"] = "Opaque".into();
@@ -286,6 +286,7 @@ fn guard(values: &Values, namespace: &str) -> [Value; 5] {
     [
         config_map(Part::Guard, &files, namespace),
         secret(GUARD_SECRET, namespace),
+        secret(GUARD_SNAPSHOT, namespace),
         secret(GUARD_MANIFESTS, GUARD_MANIFESTS_NAMESPACE),
         service,
         made,

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::{
     AGENT, EXTENSIONS, FLUX_LOGS, GITOPS, GUARD, GUARD_MANIFESTS, GUARD_MANIFESTS_NAMESPACE, GUARD_SECRET,
-    IDENTITY_SECRET, MANAGER, SERVING_CA, SERVING_SECRET, TOKENS_SERVICE, UPGRADER, Values,
+    GUARD_SNAPSHOT, IDENTITY_SECRET, MANAGER, SERVING_CA, SERVING_SECRET, TOKENS_SERVICE, UPGRADER, Values,
     parts::{Part, account_name, object},
     values::Account,
 };
@@ -181,16 +181,16 @@ impl Subject<'_> {
         [role, binding]
     }
 
-    /// Guard's certificates, and the files that an apiserver is started with. It asks the apiserver nothing.
+    /// Guard's certificates, its snapshot of roles and assignments, and the files that an apiserver is started with. It asks the apiserver nothing.
     fn hands_out(&self) -> [Value; 4] {
-        let secret = |name: &str, verbs: &[&str]| json!({"apiGroups": [""], "resources": ["secrets"], "resourceNames": [name], "verbs": verbs});
+        let secrets = |names: &[&str], verbs: &[&str]| json!({"apiGroups": [""], "resources": ["secrets"], "resourceNames": names, "verbs": verbs});
         let own = json!([
-            secret(GUARD_SECRET, &["get", "patch"]),
+            secrets(&[GUARD_SECRET, GUARD_SNAPSHOT], &["get", "patch"]),
             {"apiGroups": [""], "resources": ["events"], "verbs": ["create"]},
-            secret(IDENTITY_SECRET, &["get", "patch", "watch"]),
+            secrets(&[IDENTITY_SECRET], &["get", "patch", "watch"]),
         ]);
         let [role, binding] = self.may_in_namespace(own);
-        let handed = json!([secret(GUARD_MANIFESTS, &["get", "patch"])]);
+        let handed = json!([secrets(&[GUARD_MANIFESTS], &["get", "patch"])]);
         let within = Some(GUARD_MANIFESTS_NAMESPACE);
         let [role_there, binding_there] = self.may(GUARD_MANIFESTS, within, ["Role", "RoleBinding"], handed);
         [role, binding, role_there, binding_there]

@@ -43,9 +43,39 @@ struct Known {
     policy: Policy,
     enabled: bool,
     revision: i64,
+    /// SHA-256 of the document.
+    digest: String,
+    /// When its statement was made, seconds since 1970.
+    issued: u64,
     ends: SystemTime,
     /// When assignments begin or end that are bounded in time, seconds since 1970; the earliest first.
     changes: Vec<i64>,
+}
+
+/// A snapshot whose statement was verified for this cluster. Only [`Authorizer::judge`] makes one.
+#[derive(Clone)]
+pub struct Judged(Arc<Known>);
+
+impl Judged {
+    /// The revision of what it says.
+    pub fn revision(&self) -> i64 {
+        self.0.revision
+    }
+
+    /// When its statement ends.
+    pub fn ends(&self) -> SystemTime {
+        self.0.ends
+    }
+
+    /// Whether nobody needs `other` where this one is: it says more, or the same in a statement that was made at most
+    /// `within` before that one.
+    pub fn stands_for(&self, other: &Self, within: Duration) -> bool {
+        let (own, other) = (&self.0, &other.0);
+        own.revision > other.revision
+            || (own.revision == other.revision
+                && own.digest == other.digest
+                && own.issued.saturating_add(within.as_secs()) >= other.issued)
+    }
 }
 
 /// Why a snapshot is not taken.
@@ -168,7 +198,37 @@ impl Authorizer {
     }
 
     /// Takes a snapshot in place of the one that is known, if it is signed, of this cluster and not older.
-    pub async fn take(&self, signed: &Signed, at: SystemTime) -> Result<(), SnapshotError> {
+    pub async fn take(&self, signed: &Signed, at: SystemTime) -> Result<Judged, SnapshotError> {
+        let judged = self.judge(signed, at).await?;
+        let mut older = None;
+        self.known.send_if_modified(|now| {
+            // One whose time is over holds nobody back, for revisions begin anew with another store.
+            let held = now.as_ref().filter(|held| at < held.ends);
+            older = held.map(|held| held.revision).filter(|revision| *revision > judged.0.revision);
+            if older.is_none() {
+                *now = Some(judged.0.clone());
+            }
+            older.is_none()
+        });
+        match older {
+            Some(known) => Err(SnapshotError::Older(judged.0.revision, known)),
+            None => Ok(judged),
+        }
+    }
+
+    /// Takes what was kept of an earlier process, unless the gateway has told as much or more meanwhile.
+    pub fn resume(&self, judged: &Judged, at: SystemTime) -> bool {
+        self.known.send_if_modified(|now| {
+            let takes = now.as_ref().is_none_or(|held| held.ends <= at || held.revision < judged.0.revision);
+            if takes {
+                *now = Some(judged.0.clone());
+            }
+            takes
+        })
+    }
+
+    /// Verifies a snapshot and changes nothing: that it is signed, in its time, and of this cluster.
+    pub async fn judge(&self, signed: &Signed, at: SystemTime) -> Result<Judged, SnapshotError> {
         let issuer = self.issuer.as_deref().ok_or(SnapshotError::Off)?;
         if signed.document.len() > DOCUMENT_BYTES {
             return Err(SnapshotError::TooLarge);
@@ -177,25 +237,14 @@ impl Authorizer {
         let audience = snapshot::audience(cluster);
         let stated = self.authenticator.statement(&signed.statement, issuer, STATEMENT_TYPE, &audience, at).await?;
         let digest = stated.get("sha256").and_then(serde_json::Value::as_str).unwrap_or_default().to_owned();
-        let (text, cluster) = (signed.document.clone(), cluster.clone());
+        let (text, cluster, expected) = (signed.document.clone(), cluster.clone(), digest.clone());
         // Some mebibytes at most, which take tens of milliseconds: streams of users go on meanwhile.
-        let read = tokio::task::spawn_blocking(move || read(&text, &digest, &cluster));
+        let read = tokio::task::spawn_blocking(move || read(&text, &expected, &cluster));
         let (document, policy, changes) = read.await.map_err(|_| SnapshotError::Unread)??;
-        let seconds = stated.get("exp").and_then(serde_json::Value::as_u64).unwrap_or_default();
-        let ends = SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
-        let (enabled, revision) = (document.enabled, document.revision);
-        let known = Known { policy, enabled, revision, ends, changes };
-        let mut older = None;
-        self.known.send_if_modified(|now| {
-            // One whose time is over holds nobody back, for revisions begin anew with another store.
-            let held = now.as_ref().filter(|held| at < held.ends);
-            older = held.map(|held| held.revision).filter(|revision| *revision > known.revision);
-            if older.is_none() {
-                *now = Some(Arc::new(known));
-            }
-            older.is_none()
-        });
-        older.map_or(Ok(()), |known| Err(SnapshotError::Older(document.revision, known)))
+        let seconds = |claim: &str| stated.get(claim).and_then(serde_json::Value::as_u64).unwrap_or_default();
+        let ends = SystemTime::UNIX_EPOCH + Duration::from_secs(seconds("exp"));
+        let Document { enabled, revision, .. } = document;
+        Ok(Judged(Arc::new(Known { policy, enabled, revision, digest, issued: seconds("iat"), ends, changes })))
     }
 
     /// The right by which this call is allowed; `None`: the cluster's own RBAC decides.

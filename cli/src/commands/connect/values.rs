@@ -163,6 +163,9 @@ pub fn values(
         keep(&mut values, kept);
     }
     of_gateway(&mut values, cluster_id, settings)?;
+    if values.guard.enabled {
+        refuse_one_prefix(&values.issuers)?;
+    }
     if azure_rbac {
         decide_by_roles(&mut values)?;
     }
@@ -261,6 +264,24 @@ fn of_gateway(values: &mut Values, cluster_id: &str, settings: &InstallSettings)
     let issuers: Result<Vec<Map<String, Value>>, _> =
         settings.issuers.iter().map(|issuer| serde_json::from_value(issuer.clone())).collect();
     values.issuers = issuers.context("the issuers that the gateway names")?;
+    Ok(())
+}
+
+/// As guard itself refuses it at its start: pods of it would be made that never run.
+fn refuse_one_prefix(issuers: &[Map<String, Value>]) -> Outcome<()> {
+    let text =
+        |issuer: &Map<String, Value>, key: &str| issuer.get(key).and_then(Value::as_str).unwrap_or_default().to_owned();
+    for (at, one) in issuers.iter().enumerate() {
+        let prefix = text(one, "username_prefix");
+        let Some(other) = issuers[..at].iter().find(|other| text(other, "username_prefix") == prefix) else { continue };
+        let error = anyhow!(
+            "guard cannot tell the users of issuers {:?} and {:?} from each other: both have the username_prefix {prefix:?}",
+            text(other, "name"),
+            text(one, "name")
+        );
+        return Err(Failure::from(error)
+            .hint("give them different prefixes in the gateway's settings; or leave guard off (--guard=false)"));
+    }
     Ok(())
 }
 
@@ -464,6 +485,23 @@ mod tests {
         assert!(!guard(Some(false), None, Some(&there)).unwrap().enabled && !guard(None, None, None).unwrap().enabled);
         assert_eq!(guard(Some(true), Some("https://a:1"), None).unwrap().server, "https://a:1");
         assert!(guard(None, Some("https://a:1"), None).is_err());
+    }
+
+    #[test]
+    fn z1_guard_with_two_issuers_of_one_prefix_is_refused_before_anything_is_made() {
+        let issuers = |prefixes: &[Option<&str>]| -> Vec<Map<String, Value>> {
+            let issuer = |(at, prefix): (usize, &Option<&str>)| {
+                let mut issuer = Map::from_iter([("name".to_owned(), Value::from(format!("i{at}")))]);
+                issuer.extend(prefix.map(|prefix| ("username_prefix".to_owned(), prefix.into())));
+                issuer
+            };
+            prefixes.iter().enumerate().map(issuer).collect()
+        };
+        assert!(refuse_one_prefix(&issuers(&[None, Some("a:"), Some("b:")])).is_ok());
+        for same in [&[Some("a:"), Some("b:"), Some("a:")][..], &[None, Some("")], &[None, None]] {
+            let failure = refuse_one_prefix(&issuers(same)).unwrap_err();
+            assert!(format!("{:#}", failure.error()).contains("\"i0\" and \"i"), "{same:?}");
+        }
     }
 
     #[test]

@@ -233,6 +233,14 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- if not .Values.issuers }}
 {{- $faults = append $faults "guard.enabled: needs issuers: it would know nobody" }}
 {{- end }}
+{{- $prefixes := dict }}
+{{- range .Values.issuers }}
+{{- $prefix := .username_prefix | default "" }}
+{{- if hasKey $prefixes $prefix }}
+{{- $faults = append $faults (printf "guard.enabled: issuers %q and %q have the same username_prefix %q, by which guard tells their users from each other" (get $prefixes $prefix) .name $prefix) }}
+{{- end }}
+{{- $_ := set $prefixes $prefix .name }}
+{{- end }}
 {{- end }}
 {{- if include "upgrades.on" . }}
 {{- if not (include "agent.managed" .) }}
