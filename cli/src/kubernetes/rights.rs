@@ -1,6 +1,7 @@
 //! What the user may do in the cluster, asked before anything is done (docs/features.md I3).
 
 use anyhow::Context;
+use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec};
 use k8s_openapi::api::authorization::v1::{
     NonResourceAttributes, ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec,
     SubjectAccessReview, SubjectAccessReviewSpec,
@@ -126,6 +127,15 @@ impl Kubernetes {
         let api = Api::<SubjectAccessReview>::all(self.client.clone());
         let status = api.create(&PostParams::default(), &review).await?.status.unwrap_or_default();
         Ok(Opinions { reason: status.reason.unwrap_or_default(), error: status.evaluation_error.unwrap_or_default() })
+    }
+
+    /// What the apiserver says why a token is nobody's, after it has asked all of its authenticators.
+    pub async fn refusal_of(&self, token: &str) -> Result<String, Error> {
+        let spec = TokenReviewSpec { token: Some(token.to_owned()), ..TokenReviewSpec::default() };
+        let review = TokenReview { spec, ..TokenReview::default() };
+        let api = Api::<TokenReview>::all(self.client.clone());
+        let status = api.create(&PostParams::default(), &review).await?.status.unwrap_or_default();
+        Ok(status.error.unwrap_or_default())
     }
 
     /// Those of `needed` that the user has not.

@@ -28,8 +28,8 @@ const UNENDED_MS: i64 = 24 * 60 * 60 * 1000;
 const NAMED: usize = 100;
 /// Versions that are told of at most.
 const VERSIONS: usize = 20;
-/// For failures that were seen before they were counted by subscription.
-const ANY: &str = "*";
+/// Failures of a version that are known as seen at most: one that fails in more clusters stays paused.
+const SEEN: usize = 10_000;
 
 /// A cluster, as it is kept and as its agents told of it.
 #[derive(Debug, Clone)]
@@ -115,38 +115,39 @@ impl Phase {
 pub struct Said {
     /// Whether somebody paused all of it.
     pub paused: bool,
-    /// Failures that whoever resumed it has seen, by version and subscription.
-    pub forgiven: BTreeMap<String, BTreeMap<String, usize>>,
+    /// Failures that whoever resumed it has seen, each by [`failure`], by version. One that comes later counts, also where
+    /// another one is mended meanwhile or the same cluster fails again.
+    pub seen: BTreeMap<String, BTreeSet<String>>,
 }
 
 impl Said {
     /// Of what is kept.
     pub fn of(kept: Option<&Value>) -> Self {
         let Some(kept) = kept else { return Self::default() };
-        let count = |count: &Value| usize::try_from(count.as_u64()?).ok();
         let of_version = |(version, seen): (&String, &Value)| {
-            let by_subscription = match seen.as_object() {
-                Some(seen) => seen.iter().filter_map(|(name, seen)| Some((name.clone(), count(seen)?))).collect(),
-                None => BTreeMap::from([(ANY.to_owned(), count(seen)?)]),
-            };
-            Some((version.clone(), by_subscription))
+            let seen = seen.as_array()?.iter().take(SEEN).filter_map(|one| Some(one.as_str()?.to_owned()));
+            Some((version.clone(), seen.collect()))
         };
         Self {
             paused: kept["paused"] == true,
-            forgiven: kept["forgiven"].as_object().into_iter().flatten().filter_map(of_version).collect(),
+            seen: kept["seen"].as_object().into_iter().flatten().filter_map(of_version).collect(),
         }
     }
 
-    /// How many failures of a version in a subscription were seen.
-    fn seen(&self, version: &str, subscription: &str) -> usize {
-        let of = self.forgiven.get(version);
-        of.and_then(|of| of.get(subscription).or_else(|| of.get(ANY))).copied().unwrap_or_default()
+    fn has_seen(&self, version: &str, failure: &str) -> bool {
+        self.seen.get(version).is_some_and(|seen| seen.contains(failure))
     }
 
     /// As it is kept.
     pub fn kept(&self) -> Value {
-        json!({"paused": self.paused, "forgiven": self.forgiven})
+        json!({"paused": self.paused, "seen": self.seen})
     }
+}
+
+/// Tells a failure from all others of its version: by the cluster, and by when its agents last told another state.
+fn failure(member: &Member) -> String {
+    let told = member.told.as_ref().map_or("", |told| &told.time);
+    types::ids::hex(&order(&format!("{}\0{told}", member.key)))
 }
 
 /// What is to be noted of a cluster.
@@ -164,8 +165,10 @@ struct OfVersion {
     pending: usize,
     running: usize,
     failed: usize,
-    /// Failures by subscription.
-    failed_of: BTreeMap<String, usize>,
+    /// Each failure, by [`failure`].
+    failures: BTreeSet<String>,
+    /// Failures that nobody has seen yet, by subscription.
+    unseen_of: BTreeMap<String, usize>,
     /// No cluster gets it.
     is_held: bool,
     /// No cluster of these subscriptions gets it.
@@ -175,16 +178,15 @@ struct OfVersion {
 impl OfVersion {
     /// Pauses a version where too many have failed. What agents tell is the word of one tenant: the failures of one
     /// subscription hold the version back there, and count for all others up to a bound.
-    fn hold(&mut self, version: &str, settings: &Upgrades, said: &Said, fleets: &BTreeMap<&str, usize>) {
+    fn hold(&mut self, settings: &Upgrades, fleets: &BTreeMap<&str, usize>) {
         let allowed = settings.failures(fleets.values().sum());
         let (most, mut counted) = ((allowed / 2).max(1), 0);
-        for (subscription, failed) in &self.failed_of {
-            let unseen = failed.saturating_sub(said.seen(version, subscription));
+        for (subscription, unseen) in &self.unseen_of {
             let own = fleets.get(subscription.as_str()).copied().unwrap_or_default();
-            if unseen > settings.failures(own) {
+            if *unseen > settings.failures(own) {
                 self.held.insert(subscription.clone());
             }
-            counted += unseen.min(most);
+            counted += (*unseen).min(most);
         }
         self.is_held = if fleets.len() > 1 { counted > allowed.max(1) } else { !self.held.is_empty() };
     }
@@ -237,7 +239,11 @@ pub fn plan(members: &[Member], kind: Option<&ExtensionType>, settings: &Upgrade
             Phase::Running | Phase::Waiting | Phase::Away => of.running += 1,
             Phase::Failed => {
                 of.failed += 1;
-                *of.failed_of.entry(subscription(&one.member.key).to_owned()).or_default() += 1;
+                let failure = failure(one.member);
+                if !said.has_seen(version, &failure) {
+                    *of.unseen_of.entry(subscription(&one.member.key).to_owned()).or_default() += 1;
+                }
+                of.failures.insert(failure);
             }
             Phase::Off | Phase::ByHand | Phase::Current | Phase::Silent => {}
         }
@@ -246,8 +252,8 @@ pub fn plan(members: &[Member], kind: Option<&ExtensionType>, settings: &Upgrade
     for member in members.iter().filter(|member| member.is_automatic) {
         *fleets.entry(subscription(&member.key)).or_default() += 1;
     }
-    for (version, of) in &mut plan.versions {
-        of.hold(version, settings, said, &fleets);
+    for of in plan.versions.values_mut() {
+        of.hold(settings, &fleets);
     }
     plan.closed = if !settings.automatic {
         Some("Automatic upgrades are switched off ([api.upgrades] automatic).".to_owned())
@@ -393,11 +399,9 @@ impl Plan {
 
     /// What somebody says who resumes it now: all failures so far are known.
     pub fn resumed(&self) -> Said {
-        let forgiven = self.versions.iter().filter(|(_, of)| of.failed > 0);
-        Said {
-            paused: false,
-            forgiven: forgiven.map(|(version, of)| (version.clone(), of.failed_of.clone())).collect(),
-        }
+        let failed = self.versions.iter().filter(|(_, of)| of.failed > 0);
+        let seen = |of: &OfVersion| of.failures.iter().take(SEEN).cloned().collect();
+        Said { paused: false, seen: failed.map(|(version, of)| (version.clone(), seen(of))).collect() }
     }
 
     /// Clusters that get the version again which they were left alone with, once somebody resumes it: their agents do not
@@ -411,7 +415,7 @@ impl Plan {
         let allowed = settings.failures(self.fleet);
         let counts: BTreeMap<&str, usize> = Phase::ALL.map(|phase| (phase.as_str(), self.count(phase))).into();
         let version = |(version, of): (&String, &OfVersion)| {
-            let known: usize = of.failed_of.keys().map(|name| said.seen(version, name)).sum();
+            let known = of.failed.saturating_sub(of.unseen_of.values().sum());
             let reason = (of.is_held || !of.held.is_empty()).then(|| {
                 let seen = if known > 0 { format!(", {known} of them known before") } else { String::new() };
                 let whose = if of.is_held { "" } else { " The subscriptions of pausedSubscriptions wait." };
@@ -589,9 +593,6 @@ mod tests {
         assert_eq!(Said::of(Some(&said.kept())), said);
         let plan = decide(&members, &all, &said);
         assert_eq!(begun(&plan), BTreeSet::from(["b".to_owned(), "c".to_owned()]), "a has no other cluster");
-        // As a gateway of an earlier version kept it.
-        let before = Said::of(Some(&json!({"paused": false, "forgiven": {"0.3.0": 10}})));
-        assert_eq!(begun(&decide(&members, &all, &before)), begun(&plan));
     }
 
     #[test]
@@ -620,6 +621,20 @@ mod tests {
         assert_eq!(Said::of(Some(&said.kept())), said);
         let plan = decide(&members, &Upgrades::default(), &said);
         assert_eq!(plan.changes.iter().filter(|change| change.noted.target.is_some()).count(), 10);
+        // One is mended and another one fails; and one of the three fails again.
+        let mut later = members.clone();
+        (later[0].told, later[3].told) = (told("0.3.0", "Running"), told("0.3.0", "Failed"));
+        let plan = decide(&later, &Upgrades::default(), &said);
+        let status = plan.status(&Upgrades::default(), &said);
+        let reason = status["versions"]["0.3.0"]["reason"].clone();
+        assert_eq!((&reason, plan.count(Phase::Failed)), (&Value::Null, 3), "one is new, and two may fail");
+        for again in [1, 2] {
+            let told = later[again].told.as_mut().unwrap();
+            told.time = "2027-01-16T00:00:00Z".to_owned();
+        }
+        let plan = decide(&later, &Upgrades::default(), &said);
+        let status = plan.status(&Upgrades::default(), &said);
+        assert_eq!(status["versions"]["0.3.0"]["state"], "Paused", "three failures that nobody has seen: {status}");
         // A newer version begins anew.
         let newer = super::plan(&members, Some(&agents(&["0.3.1"])), &Upgrades::default(), &Said::default(), NOW);
         assert_eq!((newer.count(Phase::Failed), newer.changes.len()), (0, 10));

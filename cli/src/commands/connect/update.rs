@@ -160,7 +160,12 @@ async fn change(mut update: Update<'_>, at: At<'_>, settings: &InstallSettings, 
     }
     let before = if update.goes_back { before(cluster, &manifests).await? } else { Vec::new() };
     let changed = apply_and_wait(&update, at, &manifests, steps).await;
-    let Err(failure) = changed else { return Ok(()) };
+    let Err(failure) = changed else {
+        if update.goes_back {
+            cluster.prune(namespace, &manifests).await?;
+        }
+        return Ok(());
+    };
     if !update.goes_back {
         return Err(failure);
     }
@@ -229,7 +234,10 @@ async fn apply_and_wait(update: &Update<'_>, at: At<'_>, manifests: &[Value], st
             cluster.await_established(&place.name, ESTABLISHED).await?;
         }
     }
-    cluster.prune(namespace, manifests).await?;
+    // What the old version alone needs must be there if it has to come back.
+    if !update.goes_back {
+        cluster.prune(namespace, manifests).await?;
+    }
     cluster.restart_gitops(namespace, manifests).await?;
     steps.end("done");
     if update.wait.none {

@@ -25,7 +25,7 @@ use crate::{
         pods::PODS,
         turn::Turn,
     },
-    manifests::{self, AGENT, EXTENSIONS, GUARD, IDENTITY_SECRET, MANAGER},
+    manifests::{self, AGENT, EXTENSIONS, GUARD, IDENTITY_SECRET, MANAGER, VERSION_LABEL},
 };
 
 /// Lines of a pod's log that are kept.
@@ -118,16 +118,29 @@ async fn upgrade(cluster: &Kubernetes, namespace: &str, bundle: &mut Bundle) -> 
     if let Some(state) = &state {
         bundle.put("agent_upgrade.txt", &format!("{:#}", serde_json::json!(state)));
     }
-    judge_upgrade(state.as_ref())
+    let place = Place::within(DEPLOYMENT, namespace, AGENT);
+    let installed = match cluster.get(&place).await {
+        Ok(there) => there.unwrap_or_default()["metadata"]["labels"][VERSION_LABEL].as_str().map(str::to_owned),
+        Err(_) => None,
+    };
+    judge_upgrade(state.as_ref(), installed.as_deref())
 }
 
 const UPGRADE: &str = "agent_upgrade_check";
 
-fn judge_upgrade(state: Option<&Upgrade>) -> Finding {
+/// `installed`: the version that the agents' objects name.
+fn judge_upgrade(state: Option<&Upgrade>, installed: Option<&str>) -> Finding {
     let Some(state) = state else {
         return Finding::new(UPGRADE, State::Passed, "no upgrade of the agents was begun");
     };
     let said = format!("version {} of the agents: {} since {}", state.version, state.phase.word(), state.time);
+    // Somebody has upgraded by hand since: what came of this one is of no interest any more. Of one that failed, objects of
+    // both versions may be left.
+    let is_other =
+        |version: &&str| *version != state.from && (state.phase != Phase::Failed || *version != state.version);
+    if let Some(version) = installed.filter(is_other).filter(|_| !state.phase.is_running()) {
+        return Finding::new(UPGRADE, State::Passed, format!("{said}; the agents have version {version} by now"));
+    }
     match state.phase {
         Phase::Succeeded | Phase::Preparing | Phase::Applying | Phase::Undoing => {
             Finding::new(UPGRADE, State::Passed, said)
@@ -433,10 +446,21 @@ mod tests {
         for (phase, passes) in
             [(Phase::Succeeded, true), (Phase::Applying, true), (Phase::Waiting, false), (Phase::RolledBack, false)]
         {
-            let found = judge_upgrade(Some(&state.at(phase, "Rights", "what to do", now)));
+            let found = judge_upgrade(Some(&state.at(phase, "Rights", "what to do", now)), Some("0.2.0"));
             assert_eq!((found.state == State::Passed, found.remedies.is_empty()), (passes, passes), "{}", found.detail);
         }
-        assert!(judge_upgrade(None).state == State::Passed);
+        assert!(judge_upgrade(None, None).state == State::Passed);
+        // Upgraded by hand since.
+        for (phase, installed, passes) in [
+            (Phase::RolledBack, Some("0.3.0"), true),
+            (Phase::Waiting, Some("0.3.1"), true),
+            (Phase::Failed, Some("0.3.1"), true),
+            (Phase::Failed, Some("0.3.0"), false),
+            (Phase::RolledBack, None, false),
+        ] {
+            let found = judge_upgrade(Some(&state.at(phase, "Crash", "what to do", now)), installed);
+            assert_eq!(found.state == State::Passed, passes, "{phase:?} {installed:?}: {}", found.detail);
+        }
     }
 
     #[test]

@@ -5,23 +5,27 @@ use std::time::{Duration, SystemTime};
 
 use agent::roles::guard::{
     access::NO_OPINION,
-    answer::ACCESS,
+    answer::{ACCESS, TOKENS},
     keeper::{MANIFESTS, MANIFESTS_NAMESPACE, SECRET as CERTIFICATES},
 };
-use base64::{Engine, engine::general_purpose::STANDARD as BASE64};
+use auth::token::TokenError;
+use base64::{
+    Engine,
+    engine::general_purpose::{STANDARD as BASE64, URL_SAFE_NO_PAD},
+};
 use certs::webhook::{Kept, Webhook};
-use serde_json::Value;
+use serde_json::{Value, json};
 use types::instants::{rfc3339_seconds, unix_seconds};
 
 use super::{Finding, State};
 use crate::{
     kubernetes::{
         Kubernetes, Place,
-        place::{DEPLOYMENT, SECRET},
+        place::{CONFIG_MAP, DEPLOYMENT, SECRET},
         pods::short,
         rights::Opinions,
     },
-    manifests::GUARD,
+    manifests::{CONFIG_FILE, GUARD},
 };
 
 /// A certificate that ends sooner is a failure: guard renews its own 45 days before, and warns of the apiserver's.
@@ -34,6 +38,7 @@ pub async fn run(cluster: &Kubernetes, namespace: &str, all: &mut Vec<Finding>) 
         all.push(pods(cluster, namespace).await);
         all.push(certificates(cluster, namespace).await);
         all.push(apiserver(cluster, namespace).await);
+        all.push(tokens(cluster, namespace).await);
     }
 }
 
@@ -107,6 +112,53 @@ async fn apiserver(cluster: &Kubernetes, namespace: &str) -> Finding {
     }
 }
 
+/// The same of tokens: one of the first issuer that guard knows, which nobody has signed.
+async fn tokens(cluster: &Kubernetes, namespace: &str) -> Finding {
+    const NAME: &str = "guard_token_check";
+    let place = Place::within(CONFIG_MAP, namespace, GUARD);
+    let issuer = match cluster.get(&place).await {
+        Ok(map) => first_issuer(map.unwrap_or_default()["data"][CONFIG_FILE].as_str().unwrap_or_default()),
+        Err(error) => return Finding::new(NAME, State::Incomplete, format!("read {place}: {error}")),
+    };
+    let Some(issuer) = issuer else {
+        return Finding::new(NAME, State::Incomplete, format!("{place} names no issuer"))
+            .remedy("towline connect again writes it");
+    };
+    match cluster.refusal_of(&unsigned(&issuer, SystemTime::now())).await {
+        Ok(refusal) => judge_refusal(NAME, &refusal, &cluster.server, namespace),
+        Err(error) => Finding::new(NAME, State::Incomplete, format!("{}: {error}", cluster.server))
+            .remedy("the right to create tokenreviews.authentication.k8s.io is needed for this check"),
+    }
+}
+
+fn first_issuer(config: &str) -> Option<String> {
+    let config: toml::Table = config.parse().ok()?;
+    Some(config.get("issuers")?.as_array()?.first()?.get("url")?.as_str()?.to_owned())
+}
+
+/// A token that guard refuses for its algorithm, whatever keys it knows: another one each second, for apiservers remember
+/// what came of a token.
+fn unsigned(issuer: &str, now: SystemTime) -> String {
+    let part = |value: &Value| URL_SAFE_NO_PAD.encode(value.to_string());
+    let claims = json!({"iss": issuer, "sub": "towline-troubleshoot", "exp": unix_seconds(now)});
+    format!("{}.{}.AA", part(&json!({"alg": "none"})), part(&claims))
+}
+
+fn judge_refusal(name: &'static str, refusal: &str, server: &str, namespace: &str) -> Finding {
+    if refusal.contains(&TokenError::Algorithm("none").to_string()) {
+        return Finding::new(name, State::Passed, format!("{server} asks guard about tokens, and guard answers"));
+    }
+    if refusal.contains(TOKENS) {
+        return Finding::new(name, State::Failed, format!("{server} asks guard about tokens and gets no answer: {}", short(refusal)))
+            .remedy(format!("if its pods are ready: does this apiserver reach Service {GUARD} in {namespace}? docs/guard.md tells of apiservers without kube-proxy"))
+            .remedy(format!("if the certificate is refused: {AGAIN}"));
+    }
+    let other = if refusal.is_empty() { String::new() } else { format!(": {}", short(refusal)) };
+    Finding::new(name, State::Failed, format!("{server} does not ask guard about tokens{other}")).remedy(format!(
+        "start this apiserver with the files of Secret {MANIFESTS} in {MANIFESTS_NAMESPACE} and the flags of docs/guard.md, or turn guard off: towline disable-features --features guard"
+    ))
+}
+
 fn judge_opinions(name: &'static str, opinions: &Opinions, server: &str, namespace: &str) -> Finding {
     if opinions.reason.contains(NO_OPINION) {
         return Finding::new(name, State::Passed, format!("{server} asks guard about rights, and guard answers"));
@@ -124,8 +176,6 @@ fn judge_opinions(name: &'static str, opinions: &Opinions, server: &str, namespa
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
 
     #[test]
@@ -152,6 +202,29 @@ mod tests {
         for broken in [json!(null), json!({}), json!({"tls.crt": "%%%"})] {
             assert_eq!(judge("c", &broken, "towline", now).state, State::Failed, "{broken}");
         }
+    }
+
+    #[test]
+    fn z1_what_becomes_of_a_token_that_nobody_signed_tells_whether_guard_is_asked() {
+        let judged = |refusal: &str| {
+            let finding = judge_refusal("t", refusal, "https://10.0.0.10:6443", "towline");
+            (finding.state, finding.detail)
+        };
+        let told = format!("[invalid bearer token, {}]", TokenError::Algorithm("none"));
+        assert_eq!(judged(&told).0, State::Passed);
+        let (state, detail) = judged(
+            r#"[invalid bearer token, Post "https://10.96.0.20:443/tokenreviews?timeout=30s": connection refused]"#,
+        );
+        assert!(state == State::Failed && detail.contains("no answer"), "{detail}");
+        for other in ["", "invalid bearer token"] {
+            let (state, detail) = judged(other);
+            assert!(state == State::Failed && detail.contains("does not ask"), "{detail}");
+        }
+        let config =
+            "roles = \"guard\"\n[[issuers]]\nname = \"a\"\nurl = \"https://a/i\"\n[[issuers]]\nurl = \"https://b\"\n";
+        assert_eq!(first_issuer(config).as_deref(), Some("https://a/i"));
+        assert!(first_issuer("x").is_none() && first_issuer("").is_none());
+        assert_eq!(unsigned("https://a", SystemTime::UNIX_EPOCH).split('.').count(), 3);
     }
 
     #[test]

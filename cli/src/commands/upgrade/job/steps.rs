@@ -28,6 +28,9 @@ use crate::{
 
 /// Bytes of the old objects that are kept: a ConfigMap holds 1 MiB.
 const BEFORE_MAX: usize = 800 * 1024;
+/// Objects of unknown kinds that are named at most, and characters of a name.
+const KINDS_NAMED: usize = 10;
+const NAME_CHARS: usize = 100;
 /// Pods that may begin to apply: the next one goes back.
 const ATTEMPTS_MAX: u32 = 3;
 /// How long an apiserver that has no answer is asked again, and how often.
@@ -100,6 +103,9 @@ impl<'a> Upgrade<'a> {
     /// Steps 1 and 2.
     async fn begin(&self, state: State, objects: &[Value]) -> anyhow::Result<()> {
         let (mut missing, mut before) = (Vec::new(), Vec::new());
+        if let Some(message) = unknown_kinds(&state, objects) {
+            return self.end(&state, Phase::Waiting, "Kind", &message).await;
+        }
         for object in objects {
             let place = Place::of_manifest(object).context("an object of an unknown kind")?;
             let there = match self.cluster.get(&place).await {
@@ -332,6 +338,26 @@ impl<'a> Upgrade<'a> {
     }
 }
 
+/// What an administrator has to do where the new version has objects of kinds that this version does not know, if there
+/// are any: this program can neither compare nor apply them, so that giving rights beforehand would not help.
+fn unknown_kinds(state: &State, objects: &[Value]) -> Option<String> {
+    let text = |value: &Value| value.as_str().unwrap_or("?").chars().take(NAME_CHARS).collect::<String>();
+    let unknown = objects.iter().filter(|object| Place::of_manifest(object).is_none());
+    let mut named: Vec<String> = unknown
+        .map(|object| format!("{} {}", text(&object["kind"]), text(&object["metadata"]["name"])))
+        .take(KINDS_NAMED)
+        .collect();
+    named.sort_unstable();
+    named.dedup();
+    let State { version, from, .. } = state;
+    (!named.is_empty()).then(|| {
+        format!(
+            "version {version} of the agents has objects of kinds that version {from} does not know: {}. Nothing was changed. An administrator of the cluster upgrades by hand, with towline of version {version}: towline update -g GROUP -n NAME --auto-upgrade false; towline upgrade -g GROUP -n NAME; towline update -g GROUP -n NAME --auto-upgrade true",
+            named.join(", ")
+        )
+    })
+}
+
 /// Which objects are applied together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stage {
@@ -362,6 +388,21 @@ impl Stage {
 mod tests {
     use super::*;
     use crate::manifests::{self, Values};
+
+    #[test]
+    fn u1_a_kind_that_the_old_version_does_not_know_is_left_to_an_administrator() {
+        let state = State::new("0.3.0", "0.2.0", None, SystemTime::UNIX_EPOCH);
+        let mut objects = manifests::objects(&Values::default(), "towline");
+        assert_eq!(unknown_kinds(&state, &objects), None);
+        objects.push(json!({"kind": "ValidatingAdmissionPolicy", "metadata": {"name": "agents"}}));
+        let told = unknown_kinds(&state, &objects).unwrap();
+        assert!(told.contains("ValidatingAdmissionPolicy agents") && told.contains("towline upgrade"), "{told}");
+        let many: Vec<Value> =
+            (0..100).map(|n| json!({"kind": "K".repeat(5000), "metadata": {"name": n.to_string()}})).collect();
+        assert!(unknown_kinds(&state, &many).unwrap().len() < 2000);
+        objects.push(json!({"metadata": {}}));
+        assert!(unknown_kinds(&state, &objects).unwrap().contains("? ?"));
+    }
 
     /// The users' tunnels are replaced only after another pod of the new version was well for a while.
     #[test]
