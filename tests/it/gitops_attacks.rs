@@ -58,6 +58,7 @@ fn all() -> anyhow::Result<()> {
     let code = attack_th46_a_kustomization_runs_no_program(&gitops)?;
     let redirect = attack_th43_credentials_do_not_follow_a_redirect(&gitops)?;
     let large = attack_th44_repository_that_is_too_large_is_said_and_harms_no_other(&gitops)?;
+    let file = attack_th44_file_that_is_too_large_is_said_and_harms_no_other(&gitops)?;
     attack_th42_tenant_acts_as_nobody_else(&gitops)?;
     for attempt in [&links, &remote, &code] {
         attempt.is_refused(&gitops)?;
@@ -65,6 +66,7 @@ fn all() -> anyhow::Result<()> {
     ensure!(reached.load(Ordering::SeqCst) == 0, "kustomize-controller fetched what a repository named");
     redirect.is_refused(&gitops)?;
     large.is_refused(&gitops)?;
+    file.is_refused(&gitops)?;
 
     // Nothing of all that was applied, and the configuration that is good goes on.
     let again = good.push(&[("apps/web.yaml", Some(&map("web", "again")))])?;
@@ -74,10 +76,10 @@ fn all() -> anyhow::Result<()> {
     made.sort_unstable();
     ensure!(made == ["configmap/web"], "{made:?}");
     gitops.call("DELETE", "fluxConfigurations", "good", &Value::Null)?;
-    for name in [links.name, remote.name, code.name, redirect.name, large.name] {
+    for name in [links.name, remote.name, code.name, redirect.name, large.name, file.name] {
         gitops.call("DELETE", "fluxConfigurations", name, &Value::Null)?;
     }
-    for name in ["good", links.name, remote.name, code.name, redirect.name, large.name] {
+    for name in ["good", links.name, remote.name, code.name, redirect.name, large.name, file.name] {
         gitops.delete(name)?;
     }
     gitops.end()
@@ -317,19 +319,28 @@ impl Redirected {
     }
 }
 
-/// TH44: more than there is room for, which source-controller says of this one, and goes on with the others. The files are
-/// zeros, so that they are large for source-controller alone, and nothing waits for a network or a compression.
-fn attack_th44_repository_that_is_too_large_is_said_and_harms_no_other(gitops: &Gitops) -> anyhow::Result<Attempt> {
-    let repository = gitops.server.repository("large")?;
-    let sizes = [18_u64, 19, 20];
-    let files = sizes.map(|mib| repository.work.join(format!("{mib}.bin")));
+/// A repository with files of so many MiB. They are zeros, so that they are large for source-controller alone, and nothing
+/// waits for a network or a compression.
+fn with_files(gitops: &Gitops, name: &'static str, sizes: &[u64]) -> anyhow::Result<()> {
+    let repository = gitops.server.repository(name)?;
+    let files: Vec<_> = sizes.iter().map(|mib| repository.work.join(format!("{mib}.bin"))).collect();
     for (file, mib) in files.iter().zip(sizes) {
         std::fs::File::create(file)?.set_len(mib * 1024 * 1024)?;
     }
-    repository.push(&[("apps/web.yaml", Some(&map("large", "hello")))])?;
+    repository.push(&[("apps/web.yaml", Some(&map(name, "hello")))])?;
     // What is left is read for secrets at the end of a run, byte by byte.
     files.iter().try_for_each(std::fs::remove_file)?;
-    gitops.put("large", &gitops.folders(&repository, TEAM, &["apps"]))?;
-    let refusals = vec![("large".to_owned(), "no space left on device")];
-    Ok(Attempt { name: "large", refusals })
+    gitops.put(name, &gitops.folders(&repository, TEAM, &["apps"]))
+}
+
+/// TH44: more than there is room for, which source-controller says of this one, and goes on with the others.
+fn attack_th44_repository_that_is_too_large_is_said_and_harms_no_other(gitops: &Gitops) -> anyhow::Result<Attempt> {
+    with_files(gitops, "large", &[18, 19, 20])?;
+    Ok(Attempt { name: "large", refusals: vec![("large".to_owned(), "no space left on device")] })
+}
+
+/// TH44: one file that would take all memory of source-controller, which has 1 GiB.
+fn attack_th44_file_that_is_too_large_is_said_and_harms_no_other(gitops: &Gitops) -> anyhow::Result<Attempt> {
+    with_files(gitops, "file", &[65])?;
+    Ok(Attempt { name: "file", refusals: vec![("file".to_owned(), "a file of 65 MiB is too large")] })
 }

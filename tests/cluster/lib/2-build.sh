@@ -46,10 +46,11 @@ version_of() {
         '{ sub(/^require /, ""); sub(/^[ \t]+/, "") } $1 == module && $2 ~ /^v/ { print $2; exit }' "$(folder_of "$1")/go.mod"
 }
 
-# The folder of a program in the cache. The kustomize-controller of changed sources is not taken for an unchanged one.
+# The folder of a program in the cache. A controller of changed sources is not taken for an unchanged one.
 kept_in() {
     local changed=
     [[ $1 != kustomize-controller ]] || changed=-local-files
+    [[ $1 != source-controller ]] || changed=-bounded-files
     echo "$cache/$1-$(version_of "$1")$changed"
 }
 
@@ -133,8 +134,8 @@ build_together() (
     mkdir -p "$part"
     cd "$(folder_of "$(family_of "${names[0]}")")" || exit
     changes=()
-    if [[ " ${names[*]} " == *" kustomize-controller "* ]]; then
-        fetch_nothing "$part.changed" || exit
+    if [[ $(folder_of "$(family_of "${names[0]}")") == "$here/flux" ]]; then
+        change_modules "$part.changed" || exit
         changes=("-modfile=$part.changed/go.mod")
     fi
     CGO_ENABLED=0 GOCACHE=$cache/go/build GOMODCACHE=$cache/go/modules go build \
@@ -150,24 +151,68 @@ build_together() (
     say "built ${names[*]} in $((SECONDS - begin)) s"
 )
 
-# fetch_nothing FOLDER : makes FOLDER/go.mod, which is the one here but for a kustomize that fetches nothing: no files by
-# http:// and https://, and no Git repositories. kustomize has no option for that. Whoever writes to a repository could
-# otherwise read what the pod of kustomize-controller reaches, which includes the artifacts of all other repositories.
-fetch_nothing() {
-    local folder=$1 module=sigs.k8s.io/kustomize/api source file refusal
+# change_modules FOLDER : makes FOLDER/go.mod, which is the one here but for the modules that are changed for Flux.
+change_modules() {
+    local folder=$1
     export GOMODCACHE=$cache/go/modules
-    go mod download -modcacherw "$module" || return
-    source=$(go list -mod=readonly -modcacherw -m -f '{{.Dir}}' "$module") || return
     rm -rf "$folder"
     mkdir -p "$folder"
-    cp -r "$source" "$folder/api" && chmod -R u+w "$folder/api" || return
-    file=$folder/api/internal/loader/fileloader.go
+    cp go.mod go.sum "$folder/"
+    fetch_nothing "$folder" && bound_files "$folder"
+}
+
+# change_module FOLDER MODULE NAME : has FOLDER/go.mod take a copy of the module in FOLDER/NAME, which may be changed.
+change_module() {
+    local folder=$1 module=$2 name=$3 source
+    go mod download -modcacherw "$module" || return
+    source=$(go list -mod=readonly -modcacherw -m -f '{{.Dir}}' "$module") || return
+    cp -r "$source" "$folder/$name" && chmod -R u+w "$folder/$name" || return
+    go mod edit "-replace=$module=$folder/$name" "$folder/go.mod"
+}
+
+# fetch_nothing FOLDER : kustomize fetches no files by http:// and https://, and no Git repositories. It has no option for
+# that. Whoever writes to a repository could otherwise read what the pod of kustomize-controller reaches, which includes
+# the artifacts of all other repositories.
+fetch_nothing() {
+    local file=$1/kustomize/internal/loader/fileloader.go refusal
+    change_module "$1" sigs.k8s.io/kustomize/api kustomize || return
     refusal='fmt.Errorf("%w: %q is not fetched: this kustomize-controller reads the files of its source alone", ErrHTTP, '
     sed -i -e "s|^\t\treturn fl\.httpClientGetContent(path)\$|\t\treturn nil, ${refusal}path)|" \
         -e "s|^\terr := cloner(repoSpec)\$|\terr := ${refusal}repoSpec.Raw())|" "$file"
     [[ $(grep -c 'is not fetched: ' "$file") == 2 ]] || fail "kustomize has changed: fetch_nothing does not find in it what it replaces"
-    cp go.mod go.sum "$folder/"
-    go mod edit "-replace=$module=$folder/api" "$folder/go.mod"
+}
+
+# bound_files FOLDER : go-git refuses a file that is larger than a sixteenth of the memory of source-controller. It decodes
+# each object of a repository in memory, several times over, and has no bound for it: one file could otherwise end the pod,
+# again and again, and with it the sources of all others. The sizes are those in the heads of objects and of deltas.
+bound_files() {
+    local into=$1/go-git/plumbing/format/packfile
+    change_module "$1" github.com/go-git/go-git/v5 go-git || return
+    cat >"$into/bound.go" <<'END'
+package packfile
+
+import (
+	"fmt"
+	"runtime/debug"
+)
+
+var largest = uint64(debug.SetMemoryLimit(-1)) / 16
+
+func bounded(size uint64) error {
+	if size <= largest {
+		return nil
+	}
+	return fmt.Errorf("a file of %d MiB is too large: source-controller takes files of at most %d MiB, a sixteenth of its memory", size>>20, largest>>20)
+}
+END
+    sed -i -e '/^\th\.Type, h\.Length, err = s\.readObjectTypeAndLength()$/a\
+\tif err == nil {\
+\t\terr = bounded(uint64(h.Length))\
+\t}' "$into/scanner.go"
+    sed -i -e 's|^\treturn num, nil$|\treturn num, bounded(uint64(num))|' \
+        -e 's|^\treturn num, input\[sz:\], nil$|\treturn num, input[sz:], bounded(uint64(num))|' "$into/patch_delta.go"
+    [[ $(cat "$into/scanner.go" "$into/patch_delta.go" | grep -c 'bounded(uint64(') == 3 ]] ||
+        fail "go-git has changed: bound_files does not find in it what it replaces"
 }
 
 # The definitions of a Flux controller's resources, and its licence: docker/build packs them into the chart, when the
