@@ -18,8 +18,11 @@ use crate::{
     config::{self, Cluster},
 };
 
-/// How long the apiserver may take to answer; watches last longer and are bounded by themselves.
+/// How long a connection to the apiserver may take.
 const CONNECT: Duration = Duration::from_secs(10);
+/// How long an answer may say nothing, or no more. The apiserver ends a watch after 290 seconds, so that a longer silence is
+/// a connection that is gone without a word: whoever waits for it would wait for ever.
+const SILENCE: Duration = Duration::from_secs(310);
 
 /// Why there is no client.
 #[derive(Debug, thiserror::Error)]
@@ -47,7 +50,7 @@ impl From<KubernetesError> for BuildError {
 
 /// A client with the pod's namespace, or the kubeconfig's, as its default one.
 pub async fn client(cluster: &Cluster) -> Result<Client, KubernetesError> {
-    let mut config = match cluster {
+    let config = match cluster {
         Cluster::InCluster { service_account_dir } => in_cluster(service_account_dir)?,
         Cluster::Kubeconfig { path, context } => {
             let fault = |problem: String| KubernetesError::Setting { what: path.display().to_string(), problem };
@@ -62,9 +65,17 @@ pub async fn client(cluster: &Cluster) -> Result<Client, KubernetesError> {
             config
         }
     };
-    config.connect_timeout = Some(CONNECT);
-    Client::try_from(config)
+    Client::try_from(bounded(config, SILENCE))
         .map_err(|err| KubernetesError::Setting { what: "the way to the apiserver".to_owned(), problem: chain(&err) })
+}
+
+/// With bounds for every connection.
+fn bounded(mut config: Config, silence: Duration) -> Config {
+    config.connect_timeout = Some(CONNECT);
+    config.read_timeout = Some(silence);
+    // What a connection was kept for before a question does not count.
+    config.reset_reader_on_write = true;
+    config
 }
 
 fn in_cluster(dir: &Path) -> Result<Config, KubernetesError> {
@@ -103,5 +114,32 @@ pub fn problem(what: &str, err: &kube::Error) -> String {
             format!("{what} may not be read: {}; give the agents the rights that the chart makes", status.message)
         }
         other => format!("{what} cannot be read: {}", chain(other)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::{io::AsyncReadExt as _, net::TcpListener};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn apiserver_that_says_nothing_any_more_is_not_waited_for_for_ever() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let silent = tokio::spawn(async move {
+            let (mut connection, _) = listener.accept().await.unwrap();
+            let mut asked = Vec::new();
+            // Until who asks has given up.
+            let _ = connection.read_to_end(&mut asked).await;
+            asked
+        });
+        let config = bounded(Config::new(url.parse().unwrap()), Duration::from_millis(50));
+        let client = Client::try_from(config).unwrap();
+        let told = kube_system_uid(&client).await.unwrap_err();
+        assert!(told.contains("kube-system cannot be read"), "{told}");
+        drop(client);
+        let asked = silent.await.unwrap();
+        assert!(asked.starts_with(b"GET /api/v1/namespaces/kube-system "), "{}", String::from_utf8_lossy(&asked));
     }
 }
