@@ -19,9 +19,10 @@ use super::{
 };
 use crate::roles::objects::{hidden::Hidden, state::bounded};
 
-/// How long what Flux said before holds while it looks again.
+/// How long what Flux said before holds while it looks again. What failed is tried again for as long as its timeout: while
+/// Flux waits for objects that did not get healthy before, it is not unknown how they are.
 const HOLD: Duration = Duration::from_secs(60);
-/// How much longer than its timeout a fetch may take before it counts as one that does not end.
+/// How much longer than its timeout an attempt may take before it counts as one that does not end.
 const OVERDUE: Duration = Duration::from_secs(60);
 /// Characters of a condition's message; fewer where a part would be too long.
 const MESSAGE_CHARS: usize = 1000;
@@ -81,7 +82,7 @@ pub struct Judged {
     pub view: Arc<View>,
     /// Whether the object is as it is wanted.
     pub compliance: Compliance,
-    /// Why that is so, where the object does not say it: source-controller does not come to an end with it.
+    /// Why that is so, where the object does not say it: its controller does not come to an end with it.
     pub overdue: Option<String>,
 }
 
@@ -91,6 +92,8 @@ pub struct Memory(HashMap<String, Remembered>);
 
 struct Remembered {
     judged: Judged,
+    /// How it was the last time, whatever was told of it.
+    last: Arc<View>,
     /// Since when it is being looked at again.
     again: Option<Instant>,
     /// Since when nothing is known of it.
@@ -107,6 +110,10 @@ impl Memory {
                 Compliance::Compliant if revision.is_some() && view.applied.as_deref() != revision => {
                     Compliance::Pending
                 }
+                // What failed is not what was pulled.
+                Compliance::NonCompliant if revision.is_some() && has_failed_at_another(view, revision) => {
+                    Compliance::Pending
+                }
                 // There is nothing to apply, and the source says why.
                 Compliance::NonCompliant
                     if revision.is_none()
@@ -119,11 +126,13 @@ impl Memory {
         }
         let pending = (fresh.compliance == Compliance::Pending).then_some(now);
         let Some(known) = self.0.get_mut(&view.uid) else {
-            self.0.insert(view.uid.clone(), Remembered { judged: fresh.clone(), again: None, pending });
+            let (judged, last) = (fresh.clone(), view.clone());
+            self.0.insert(view.uid.clone(), Remembered { judged, last, again: None, pending });
             return fresh;
         };
-        // Whatever Flux writes meanwhile, it is the same fetch as long as the same is wanted.
-        let goes_on = known.judged.view.generation == view.generation;
+        // Whatever Flux writes meanwhile, it is the same attempt as long as the same is wanted, and the same is applied.
+        let last = &known.last;
+        let goes_on = last.generation == view.generation && last.attempted == view.attempted;
         known.pending = pending.map(|now| known.pending.filter(|_| goes_on).unwrap_or(now));
         fresh.overdue = known.pending.and_then(|since| overdue(view, now.saturating_duration_since(since)));
         if fresh.overdue.is_some() {
@@ -135,7 +144,12 @@ impl Memory {
             && before.view.revision == view.revision
             && (view.kind != FluxKind::Kustomization || revision.is_none() || view.attempted.as_deref() == revision);
         let looks_again = fresh.compliance == Compliance::Pending && before.compliance != Compliance::Pending && same;
-        if looks_again && !view.deleting && now < *known.again.get_or_insert(now) + HOLD {
+        let hold = match before.compliance {
+            Compliance::NonCompliant => view.timeout.map_or(HOLD, |timeout| timeout + OVERDUE),
+            _ => HOLD,
+        };
+        known.last = view.clone();
+        if looks_again && !view.deleting && now < *known.again.get_or_insert(now) + hold {
             return known.judged.clone();
         }
         known.again = None;
@@ -156,11 +170,46 @@ impl Memory {
     }
 }
 
-/// What is said of a source of which nothing was heard for so long.
+/// Whether it tried another revision than this one, and failed with it. What fails before that, such as a folder that is not
+/// there, is said of the newest one though no attempt is noted.
+fn has_failed_at_another(view: &View, revision: Option<&str>) -> bool {
+    const IN_AN_ATTEMPT: [&str; 4] = ["BuildFailed", "ReconciliationFailed", "PruneFailed", "HealthCheckFailed"];
+    let ready = view.condition("Ready");
+    let tried = ready.is_some_and(|ready| IN_AN_ATTEMPT.contains(&ready.reason.as_str()));
+    tried && view.attempted.is_some() && view.attempted.as_deref() != revision
+}
+
+/// What failed before says nothing while the source has not looked at what is wanted of it now.
+pub fn anew(source: Option<&Judged>, mut kustomization: Judged) -> Judged {
+    let is_new =
+        |source: &Judged| source.compliance == Compliance::Pending && source.view.observed < source.view.generation;
+    if kustomization.compliance == Compliance::NonCompliant && source.is_some_and(is_new) {
+        kustomization.compliance = Compliance::Pending;
+        kustomization.overdue = None;
+    }
+    kustomization
+}
+
+/// What is said of an object of which nothing was heard for so long.
 fn overdue(view: &View, waited: Duration) -> Option<String> {
-    let timeout = view.timeout.filter(|timeout| !view.deleting && waited > *timeout + OVERDUE)?;
+    let ready = view.condition("Ready").filter(|ready| ready.status == "False");
+    // The controller has said what it waits for: another object, which says itself what is wrong.
+    let waits = ready.is_some_and(|ready| ["DependencyNotReady", "ArtifactFailed"].contains(&ready.reason.as_str()));
+    let timeout = view.timeout.filter(|timeout| !view.deleting && !waits && waited > *timeout + OVERDUE)?;
+    let (controller, why, what) = match view.kind {
+        FluxKind::Kustomization => (
+            "kustomize-controller",
+            "it ends each time for lack of memory, or this one waits for its turn behind others",
+            "Raise the setting kustomize-controller.resources.limits.memory of the extension flux, or kustomize-controller.concurrent",
+        ),
+        _ => (
+            "source-controller",
+            "it ends each time for lack of memory, as with a repository that has very large files",
+            "Take large files out of the repository, or raise the setting source-controller.resources.limits.memory of the extension flux",
+        ),
+    };
     Some(format!(
-        "source-controller has not come to an end with it within {} seconds, which is more than its timeout of {} seconds. Either source-controller does not run, or it ends each time for lack of memory, as with a repository that has very large files; `kubectl -n flux-system get pods` shows which. Take large files out of the repository, or raise the setting source-controller.resources.limits.memory of the extension flux",
+        "{controller} has not come to an end with it within {} seconds, which is more than its timeout of {} seconds. Either {controller} does not run, or {why}; `kubectl -n flux-system get pods` shows whether it runs. {what}",
         (timeout + OVERDUE).as_secs(),
         timeout.as_secs()
     ))
@@ -319,9 +368,13 @@ fn error_of(judged: &Judged, hidden: &Hidden) -> Option<String> {
     }
     let condition = judged.view.condition("Ready").filter(|_| failing)?;
     let mut text = bounded(&format!("{kind} {name}: {}", hidden.hide(&condition.message)), 2 * MESSAGE_CHARS);
-    // A source's own words do not tell which space that is.
-    if FluxKind::SOURCES.contains(&judged.view.kind) && condition.message.contains("no space left on device") {
+    // A source's own words do not tell which space or memory that is.
+    let is_source = FluxKind::SOURCES.contains(&judged.view.kind);
+    if is_source && condition.message.contains("no space left on device") {
         text += "; the repository is larger than source-controller may work with: make it smaller, or raise the setting source-controller.workSize of the extension flux";
+    } else if is_source && condition.message.contains("is too large: source-controller takes files of") {
+        text +=
+            "; make it smaller, or raise the setting source-controller.resources.limits.memory of the extension flux";
     }
     Some(text)
 }
@@ -565,12 +618,96 @@ mod tests {
         assert_eq!(memory.judge(&source("True", ""), None, late + bound * 2).compliance, Compliance::Compliant);
     }
 
+    fn timed(seconds: u64, status: &str, reason: &str) -> Arc<View> {
+        let mut view = (*kustomization(status, reason, "it is so", &[])).clone();
+        view.timeout = Some(Duration::from_secs(seconds));
+        Arc::new(view)
+    }
+
+    #[test]
+    fn g6_what_failed_is_said_while_it_is_tried_again_for_as_long_as_that_may_take() {
+        let (mut memory, now) = (Memory::default(), Instant::now());
+        let failed = timed(600, "False", "HealthCheckFailed");
+        assert_eq!(memory.judge(&failed, MAIN, now).compliance, Compliance::NonCompliant);
+        let again = timed(600, "Unknown", "Progressing");
+        for seconds in [1, 60, 300, 600] {
+            let held = memory.judge(&again, MAIN, now + Duration::from_secs(seconds));
+            assert_eq!((held.compliance, &held.view), (Compliance::NonCompliant, &failed), "{seconds}");
+        }
+        // It got healthy, and that is said at once.
+        let good = timed(600, "True", "ReconciliationSucceeded");
+        assert_eq!(memory.judge(&good, MAIN, now + Duration::from_secs(601)).compliance, Compliance::Compliant);
+        // A new commit is judged anew.
+        memory.judge(&failed, MAIN, now);
+        assert_eq!(memory.judge(&again, Some("main@sha1:b"), now).compliance, Compliance::Pending);
+    }
+
+    #[test]
+    fn g6_what_failed_before_says_nothing_of_what_is_wanted_now() {
+        let now = Instant::now();
+        let of = |reason: &str, revision: &str| {
+            Memory::default().judge(&timed(60, "False", reason), Some(revision), now).compliance
+        };
+        assert_eq!(of("BuildFailed", "main@sha1:a"), Compliance::NonCompliant);
+        assert_eq!(of("BuildFailed", "main@sha1:b"), Compliance::Pending, "the new one was not tried yet");
+        assert_eq!(of("ArtifactFailed", "main@sha1:b"), Compliance::NonCompliant, "the folder is not there");
+        // Another branch is wanted, and the source has not looked.
+        let failed = Memory::default().judge(&timed(60, "False", "BuildFailed"), MAIN, now);
+        let told = |generation: i64, status: &str| {
+            let mut view = (*source(status, "")).clone();
+            view.generation = generation;
+            let pulled = Memory::default().judge(&Arc::new(view), None, now);
+            let one = anew(Some(&pulled), failed.clone());
+            report(&pulled, &[one], &Hidden::default()).compliance
+        };
+        assert_eq!(told(1, "True"), Compliance::NonCompliant);
+        assert_eq!(told(2, "True"), Compliance::Pending);
+        assert_eq!(told(2, "False"), Compliance::NonCompliant, "the source does not comply itself");
+        assert_eq!(anew(None, failed).compliance, Compliance::NonCompliant);
+    }
+
+    #[test]
+    fn g6_kustomization_that_never_ends_does_not_comply_unless_it_waits_for_another_one() {
+        let now = Instant::now();
+        let bound = Duration::from_secs(30) + OVERDUE;
+        let late = now + bound + Duration::from_secs(1);
+        let after = |status: &str, reason: &str| {
+            let mut memory = Memory::default();
+            let view = timed(30, status, reason);
+            assert_eq!(memory.judge(&view, MAIN, now).compliance, Compliance::Pending, "{reason}");
+            assert_eq!(memory.judge(&view, MAIN, now + bound).compliance, Compliance::Pending, "{reason}");
+            memory.judge(&view, MAIN, late)
+        };
+        assert_eq!(after("False", "DependencyNotReady").compliance, Compliance::Pending);
+        let stuck = after("Unknown", "Progressing");
+        let told = report(&Memory::default().judge(&source("True", ""), None, now), &[stuck], &Hidden::default());
+        assert_eq!(told.compliance, Compliance::NonCompliant);
+        let error = told.error.unwrap();
+        assert!(
+            error.contains("Either kustomize-controller does not run") && error.contains("of 30 seconds"),
+            "{error}"
+        );
+        // Whoever pushes again and again begins a new attempt each time.
+        let mut memory = Memory::default();
+        memory.judge(&timed(30, "Unknown", "Progressing"), MAIN, now);
+        let mut next = (*timed(30, "Unknown", "Progressing")).clone();
+        next.attempted = Some("main@sha1:b".to_owned());
+        let next = Arc::new(next);
+        assert_eq!(memory.judge(&next, Some("main@sha1:b"), late).compliance, Compliance::Pending);
+        assert_eq!(memory.judge(&next, Some("main@sha1:b"), late + bound).compliance, Compliance::Pending);
+    }
+
     #[test]
     fn g6_source_without_room_says_which_setting_gives_it() {
-        let message = "failed to checkout: write /tmp/x: no space left on device";
-        let full = Memory::default().judge(&source("False", message), None, Instant::now());
-        let error = report(&full, &[], &Hidden::default()).error.unwrap();
-        assert!(error.contains(message) && error.contains("source-controller.workSize"), "{error}");
+        let large = "unable to clone: a file of 65 MiB is too large: source-controller takes files of at most 64 MiB";
+        for (message, setting) in [
+            ("failed to checkout: write /tmp/x: no space left on device", "source-controller.workSize"),
+            (large, "source-controller.resources.limits.memory"),
+        ] {
+            let failed = Memory::default().judge(&source("False", message), None, Instant::now());
+            let error = report(&failed, &[], &Hidden::default()).error.unwrap();
+            assert!(error.contains(message) && error.contains(setting), "{error}");
+        }
     }
 
     #[test]

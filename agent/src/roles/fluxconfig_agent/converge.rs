@@ -18,7 +18,7 @@ use super::{
     key::KeyPair,
     pins,
     place::Place,
-    render::{Configuration, Proxy, Rendered, destination, needs_key},
+    render::{Configuration, Proxy, Rendered, called, destination, named_secret, needs_key},
     spec::{Properties, Scope, Secrets},
     views::{FluxKind, View, Views},
 };
@@ -425,6 +425,7 @@ impl<G: Gateway, K: Configurations> Converge<'_, G, K> {
         if properties.scope() == Ok(Scope::Namespace) {
             self.is_apart(properties.namespace()).await.map_err(|problem| ("controllers", problem))?;
         }
+        self.own_credentials(&properties).await.map_err(|problem| ("credentials", problem))?;
         if let Err(problem) = self.judge_made(item) {
             tracing::warn!(
                 object = item.name,
@@ -493,6 +494,26 @@ impl<G: Gateway, K: Configurations> Converge<'_, G, K> {
         apart.insert(namespace.to_owned(), Instant::now());
         drop(apart);
         Ok(())
+    }
+
+    /// Keys and passwords that were given for a configuration are for its source alone. A name would otherwise have the
+    /// cluster send them wherever somebody says who does not know them.
+    async fn own_credentials(&self, properties: &Properties) -> Result<(), Problem> {
+        let (Some(name), namespace) = (named_secret(properties), properties.namespace()) else { return Ok(()) };
+        let others = (self.others)().unwrap_or_default();
+        let is_here =
+            |one: &Placed| [&one.made, &one.wanted].into_iter().flatten().any(|(theirs, _)| theirs == namespace);
+        let here = Placed::all(self.store).into_iter().chain(others).filter(is_here).map(|one| one.owner);
+        match (Place { client: self.client }).secret_owner((namespace, name), here).await? {
+            None => Ok(()),
+            Some(owner) => {
+                let message = format!(
+                    "localAuthRef names the Secret {name}, which is made for the {} and goes to no other source: give keys and passwords of its own, or make a Secret with another name in {namespace}",
+                    called(&owner)
+                );
+                Err(Problem::passes("SecretOfConfiguration", message))
+            }
+        }
     }
 
     /// What is to be made of it.
@@ -795,7 +816,8 @@ impl<G: Gateway, K: Configurations> Converge<'_, G, K> {
         let source = views.iter().find(is_source).map(|view| memory.judge(view, None, now));
         let revision = source.as_ref().and_then(|source| source.view.revision.clone());
         let kustomizations = views.iter().filter(|view| view.kind == FluxKind::Kustomization);
-        let judged = kustomizations.map(|view| memory.judge(view, revision.as_deref(), now)).collect();
+        let judge = |view| comply::anew(source.as_ref(), memory.judge(view, revision.as_deref(), now));
+        let judged = kustomizations.map(judge).collect();
         (source, judged)
     }
 

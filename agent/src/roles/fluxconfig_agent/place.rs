@@ -103,7 +103,10 @@ impl Place<'_> {
         let absent = |err: &kube::Error| {
             let is_flux = at.resource.group.ends_with(".fluxcd.io");
             matches!(err, kube::Error::Api(status) if status.code == 404 && is_flux).then(|| {
-                let message = format!("{what}: Flux is not installed; install the extension type microsoft.flux");
+                let (kind, version) = (&at.resource.kind, &at.resource.api_version);
+                let message = format!(
+                    "{what}: Flux is not installed, or is one that has no {kind} of {version}; install the extension type microsoft.flux, or upgrade the Flux that is there"
+                );
                 Problem::of(Fault::Cluster, "FluxMissing", message)
             })
         };
@@ -249,6 +252,28 @@ impl Place<'_> {
             }
         }
         Ok(())
+    }
+
+    /// The configuration that a Secret was made for, if it was. One that is not there yet is that of the configuration, of
+    /// these, whose Secrets have such names.
+    ///
+    /// # Errors
+    /// When that cannot be known.
+    pub async fn secret_owner(
+        &self,
+        (namespace, name): (&str, &str),
+        mut configurations: impl Iterator<Item = String>,
+    ) -> Result<Option<String>, Problem> {
+        let api = self.api(&secret(namespace, name).resource, Some(namespace));
+        let what = format!("it cannot be known whose the Secret {name} in {namespace} is");
+        Ok(match api.get_metadata_opt(name).await.map_err(|err| failed(&what, &err))? {
+            Some(found) => {
+                let labels = found.metadata.labels.as_ref();
+                let ours = labels.and_then(|labels| labels.get(MANAGED)).is_some_and(|value| value == MANAGER);
+                owner_of(labels).filter(|_| ours)
+            }
+            None => configurations.find(|one| SECRETS.iter().any(|suffix| format!("{one}-{suffix}") == name)),
+        })
     }
 
     /// Makes one of Flux's objects.

@@ -175,6 +175,16 @@ impl<'a> Source<'a> {
     }
 }
 
+/// The Secret with credentials that a configuration names and does not make.
+pub fn named_secret(properties: &Properties) -> Option<&str> {
+    match Source::of(properties).ok()? {
+        Source::Git(git) => git.pull.auth(),
+        Source::Bucket(bucket) => bucket.pull.auth(),
+        Source::AzureBlob(blob) => blob.pull.auth(),
+        Source::Oci(oci) => oci.pull.auth(),
+    }
+}
+
 /// Where a configuration pulls from: one text, by which it is allowed.
 ///
 /// # Errors

@@ -614,6 +614,51 @@ async fn g3_generated_key_is_that_of_the_process_that_was_first() {
 }
 
 #[tokio::test]
+async fn g3_credentials_of_a_configuration_are_no_others_whoever_names_their_secret() {
+    let stage = Stage::new();
+    stage.gateway.0.settings.lock().unwrap().push(("httpsKey".to_owned(), encode(b"hunter22")));
+    let elsewhere = |name: &str, secret: &str| {
+        let mut spec = properties("cluster", &["apps"]);
+        spec["gitRepository"] = json!({"url": "https://evil.example.com/app", "localAuthRef": secret});
+        object(name, 1, spec)
+    };
+    let web = Object { protected: Some("tag".to_owned()), ..object("web", 1, properties("cluster", &["apps"])) };
+    // Of a configuration that has no Secret yet, of one that has, and its own name.
+    stage.wants(vec![web, elsewhere("early", "web-tls"), elsewhere("zoo", "web-auth"), elsewhere("own", "own-auth")]);
+    let refused = |name: &str| {
+        let is_it =
+            |one: &ObjectStatus| one.id.ends_with(&format!("/{name}")) && failed_with(one, "SecretOfConfiguration");
+        stage.told(is_it)
+    };
+    let secret = "/api/v1/namespaces/team/secrets/web-auth";
+    stage.until("refused", || stage.has(secret) && ["early", "zoo", "own"].into_iter().all(refused)).await;
+    let sources = || stage.map.all().keys().filter(|path| path.starts_with(SOURCES)).cloned().collect::<Vec<_>>();
+    assert_eq!(sources(), [format!("{SOURCES}/web")]);
+    assert!(stage.last().unwrap().error.unwrap().message.contains("made for the configuration "));
+    // What somebody made in the cluster is used as before, whatever it is called.
+    let made = json!({"metadata": {"name": "web-tls", "namespace": "team"}});
+    stage.map.all().insert("/api/v1/namespaces/team/secrets/web-tls".to_owned(), made);
+    stage.wants(vec![Object { generation: 2, ..elsewhere("early", "web-tls") }]);
+    stage.until("applied", || stage.has(&format!("{SOURCES}/early"))).await;
+    // One that was there first is suspended when its Secret becomes that of a configuration.
+    let labels = json!({"app.kubernetes.io/managed-by": "towline", "towline.io/fluxconfig": "web"});
+    stage.map.change("/api/v1/namespaces/team/secrets/web-tls", json!({"metadata": {"labels": labels}}));
+    stage.until("suspended", || stage.get(&format!("{SOURCES}/early"))["spec"]["suspend"] == true).await;
+}
+
+#[tokio::test]
+async fn g2_a_flux_that_is_older_and_lacks_a_kind_is_told_of_but_for_that_kind() {
+    let stage = Stage::new();
+    stage.map.refuse(Some(("ocirepositories", StatusCode::NOT_FOUND)));
+    stage.wants(vec![object("web", 1, properties("cluster", &["apps"]))]);
+    stage.until("applied", || stage.told(|one| one.state == ObjectState::Succeeded)).await;
+    stage.pulled("web", "main@sha1:a");
+    stage.applied("web-apps", "main@sha1:a", &["shop_one_apps_Deployment"]);
+    stage.until("compliant", || stage.told(|one| compliance(one) == Some("Compliant"))).await;
+    assert_eq!(stage.fares().map(|fares| fares.state), Some(State::Running));
+}
+
+#[tokio::test]
 async fn g8_protected_settings_that_the_gateway_keeps_no_more_fail_at_once() {
     for kind in [FluxConfigs::TYPE, GitConfigs::TYPE] {
         let stage = Stage::new();

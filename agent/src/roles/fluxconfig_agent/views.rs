@@ -72,6 +72,12 @@ impl FluxKind {
         ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk(group, version, kind), plural)
     }
 
+    /// Whether a Flux may be without this kind, at the version that is read: one that somebody else installed, and is older.
+    /// Then there are no such objects, and what there is of the other kinds is told.
+    fn is_optional(self) -> bool {
+        matches!(self, Self::Bucket | Self::OciRepository | Self::HelmRelease)
+    }
+
     fn selector(self) -> String {
         match self {
             Self::HelmRelease => APPLIED.to_owned(),
@@ -111,7 +117,7 @@ pub struct View {
     pub owner: Option<String>,
     /// Where a source pulls from.
     pub from: Option<String>,
-    /// How long a source may take to fetch.
+    /// How long a source may take to fetch, and a kustomization to apply.
     pub timeout: Option<Duration>,
     /// Whether it is being deleted.
     pub deleting: bool,
@@ -162,7 +168,7 @@ impl View {
             // Charts are of a repository, which chooses their labels.
             owner: owner_of(meta.labels.as_ref()).filter(|_| is_own),
             from: FluxKind::SOURCES.contains(&kind).then(|| repository_of(spec)).flatten(),
-            timeout: FluxKind::SOURCES.contains(&kind).then(|| timeout(&spec["timeout"])),
+            timeout: is_own.then(|| timeout(&spec["timeout"])),
             deleting: meta.deletion_timestamp.is_some(),
             suspended: spec["suspend"].as_bool().unwrap_or(false),
             generation: meta.generation.unwrap_or(0),
@@ -183,7 +189,7 @@ impl View {
     }
 }
 
-/// The timeout of a source as the agent writes it, in seconds. Sources of the agent have no other form; the default is Flux's.
+/// The timeout of an object as the agent writes it, in seconds. What the agent makes has no other form; the default is Flux's.
 fn timeout(value: &Value) -> Duration {
     let seconds = value.as_str().and_then(|text| text.strip_suffix('s')?.parse().ok());
     Duration::from_secs(seconds.unwrap_or(60))
@@ -316,6 +322,10 @@ impl Views {
         loop {
             let (wait, problem) = match self.cycle(kind).await {
                 Ok(()) => (Duration::from_millis(200), None),
+                Err(Ended::Absent) if kind.is_optional() => {
+                    self.has_none(kind);
+                    (ABSENT_AGAIN, None)
+                }
                 Err(Ended::Absent) => {
                     let (group, _, _, plural) = kind.names();
                     let text = format!(
@@ -333,6 +343,19 @@ impl Views {
                 }
             }
             tokio::time::sleep(wait).await;
+        }
+    }
+
+    /// There is no such kind, and so there are no such objects.
+    fn has_none(&self, kind: FluxKind) {
+        let is_new = locked(&self.problems).insert(kind, None) != Some(None);
+        let mut all = locked(&self.all);
+        let before = all.len();
+        all.retain(|(one, _, _), _| *one != kind);
+        let is_less = all.len() < before;
+        drop(all);
+        if is_new || is_less {
+            self.tell();
         }
     }
 
