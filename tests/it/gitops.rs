@@ -458,6 +458,9 @@ fn by_ssh() -> anyhow::Result<()> {
         "configurationProtectedSettings": {"sshPrivateKey": BASE64.encode(&server.key)},
     }))?;
 
+    g3_key_that_is_made_in_the_cluster_reads_once_it_is_accepted(&gitops, &server)?;
+    g5_what_does_not_get_healthy_is_named_and_what_is_suspended_waits(&gitops)?;
+
     // TH45: somebody else answers at the address that complied. Nothing of it is taken, and nothing is removed.
     server.answer_with_other_key(true)?;
     let second = repository.push(&[("apps/web.yaml", Some(&config_map("web", "again")))])?;
@@ -478,6 +481,86 @@ fn by_ssh() -> anyhow::Result<()> {
     })?;
     gitops.delete("shop")?;
     gitops.end()
+}
+
+/// G3: a configuration without a key has one made in the cluster, and shows its public half.
+fn g3_key_that_is_made_in_the_cluster_reads_once_it_is_accepted(
+    gitops: &Gitops,
+    server: &SshServer,
+) -> anyhow::Result<()> {
+    let repository = gitops.server.repository("own")?;
+    let commit = repository.push(&[("apps/own.yaml", Some(&config_map("own", "hello")))])?;
+    let mut properties = gitops.folders(&repository, ("cluster", "gitops"), &["apps"]);
+    properties["gitRepository"] = json!({
+        "url": server.url("own"), "repositoryRef": {"branch": "main"}, "syncIntervalInSeconds": INTERVAL,
+        "timeoutInSeconds": 60, "sshKnownHosts": BASE64.encode(&server.known_hosts),
+    });
+    properties["configurationProtectedSettings"] = Value::Null;
+    gitops.put("own", &properties)?;
+    let key = |shown: &Value| shown["repositoryPublicKey"].as_str().map(str::to_owned);
+    let shown = gitops.await_shown("own", "shows the key that it has", SOON, |shown| key(shown).is_some())?;
+    let made = key(&shown).unwrap_or_default();
+    ensure!(made.starts_with("ssh-ed25519 ") && shown["complianceState"] != "Compliant", "{shown:#}");
+    server.accept(&made)?;
+    let shown = gitops.await_compliant("own", &commit, SOON)?;
+    ensure!(key(&shown) == Some(made), "another key: {shown:#}");
+    gitops.delete("own")
+}
+
+/// G5: with `wait` the objects that do not get healthy are named, with `force` what cannot be changed is made anew, and what is
+/// suspended is not followed until it goes on.
+fn g5_what_does_not_get_healthy_is_named_and_what_is_suspended_waits(gitops: &Gitops) -> anyhow::Result<()> {
+    let repository = gitops.server.repository("steps")?;
+    // No node has such an image, and none is pulled.
+    let pods = |replicas: u8| {
+        format!(
+            "apiVersion: apps/v1\nkind: Deployment\nmetadata: {{name: never, namespace: shop}}\nspec:\n  replicas: {replicas}\n  selector: {{matchLabels: {{app: never}}}}\n  template:\n    metadata: {{labels: {{app: never}}}}\n    spec: {{containers: [{{name: a, image: \"towline.test/never:1\", imagePullPolicy: Never}}]}}\n"
+        )
+    };
+    let fixed = |name: &str, greeting: &str| format!("{}immutable: true\n", config_map(name, greeting));
+    repository.push(&[
+        ("pods/never.yaml", Some(&pods(1))),
+        ("kept/kept.yaml", Some(&fixed("kept", "one"))),
+        ("forced/forced.yaml", Some(&fixed("forced", "one"))),
+    ])?;
+    let mut properties = gitops.folders(&repository, ("cluster", "gitops"), &["pods", "kept", "forced"]);
+    properties["kustomizations"]["pods"]["timeoutInSeconds"] = 10.into();
+    properties["kustomizations"]["forced"]["force"] = true.into();
+    gitops.put("steps", &properties)?;
+    let complies = |shown: &Value, kind: &str, name: &str| {
+        let mut statuses = shown["statuses"].as_array().into_iter().flatten();
+        let status = statuses.find(|one| one["kind"] == kind && one["name"] == name);
+        status.and_then(|one| one["complianceState"].as_str().map(|state| state == "Compliant"))
+    };
+    gitops.await_shown("steps", "names what does not get healthy", SOON, |shown| {
+        shown["complianceState"] == "Non-Compliant"
+            && shown["errorMessage"].as_str().is_some_and(|error| error.contains("Deployment/shop/never"))
+            && complies(shown, "Deployment", "never") == Some(false)
+            && complies(shown, "ConfigMap", "kept") == Some(true)
+    })?;
+    let second = repository.push(&[
+        ("pods/never.yaml", Some(&pods(0))),
+        ("kept/kept.yaml", Some(&fixed("kept", "two"))),
+        ("forced/forced.yaml", Some(&fixed("forced", "two"))),
+    ])?;
+    gitops.await_field("configmap/forced", "two", SOON)?;
+    gitops.await_shown("steps", "says what cannot be changed", SOON, |shown| {
+        complies(shown, "Deployment", "never") == Some(true)
+            && complies(shown, "ConfigMap", "forced") == Some(true)
+            && shown["errorMessage"].as_str().is_some_and(|error| error.contains("immutable"))
+    })?;
+    let patch = |properties: Value| {
+        gitops.call("PATCH", "fluxConfigurations", "steps", &json!({ "properties": properties })).map(drop)
+    };
+    patch(json!({"suspend": true, "kustomizations": {"kept": null}}))?;
+    gitops.await_shown("steps", "is suspended", SOON, |shown| {
+        shown["provisioningState"] == "Succeeded" && shown["complianceState"] == "Suspended"
+    })?;
+    let third = repository.push(&[("forced/forced.yaml", Some(&fixed("forced", "three")))])?;
+    patch(json!({"suspend": false}))?;
+    gitops.await_compliant("steps", &third, SOON)?;
+    ensure!(gitops.field("shop", "configmap/forced", "{.data.greeting}")? == "three", "{second} is still there");
+    gitops.delete("steps")
 }
 
 /// N1: a Git server at the loopback address of the gateway's machine, where no pod comes.

@@ -107,11 +107,7 @@ impl SshServer {
             run(&mut make, Duration::from_secs(30))?.ok()?;
         }
         let public = std::fs::read_to_string(dir.join("user.key.pub"))?;
-        // Whoever has the key reads and writes repositories, and has no shell.
-        std::fs::write(
-            dir.join("accepted"),
-            format!("restrict,command=\"git-shell -c \\\"$SSH_ORIGINAL_COMMAND\\\"\" {public}"),
-        )?;
+        accept(dir, &public)?;
         // The key of the host is given when it is started.
         let settings = format!(
             "ListenAddress {ip}\nPort {port}\nAuthorizedKeysFile {}\nPidFile none\nStrictModes no\nUsePAM no\n\
@@ -135,6 +131,11 @@ impl SshServer {
         })
     }
 
+    /// Accepts this public key, too.
+    pub fn accept(&self, public: &str) -> anyhow::Result<()> {
+        accept(&self.dir, public)
+    }
+
     /// Answers at the same address with another key from now on, or with the first one again.
     pub fn answer_with_other_key(&mut self, is_other: bool) -> anyhow::Result<()> {
         self.program.kill();
@@ -146,6 +147,13 @@ impl SshServer {
     pub fn url(&self, name: &str) -> String {
         format!("ssh://root@{}{}/{name}.git", self.address, self.root.display())
     }
+}
+
+/// Whoever has the private half of this key reads and writes repositories, and has no shell.
+fn accept(dir: &Path, public: &str) -> anyhow::Result<()> {
+    let line = format!("restrict,command=\"git-shell -c \\\"$SSH_ORIGINAL_COMMAND\\\"\" {}\n", public.trim());
+    let mut accepted = std::fs::OpenOptions::new().create(true).append(true).open(dir.join("accepted"))?;
+    Ok(accepted.write_all(line.as_bytes())?)
 }
 
 /// Starts `sshd` with its files in `dir` and this key of the host.
