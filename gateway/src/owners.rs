@@ -280,7 +280,7 @@ pub async fn user_may_go(config: &Config, name: &str, now: SystemTime) -> Result
 /// The role assignments that are kept; none where there is no store yet.
 async fn read(api: &Api) -> Result<Directory, OwnersError> {
     let mut directory = Directory::new(deciding(), &api.owners);
-    let Some(store) = Store::open_used(&api.store.url()).await? else { return Ok(directory) };
+    let Some(store) = Store::open_to_read(&api.store.url()).await? else { return Ok(directory) };
     let kind = role_assignment::NAME.to_ascii_lowercase();
     let mut after = String::new();
     loop {

@@ -283,7 +283,7 @@ fn backup(config: &Config, to: &std::path::Path) -> ExitCode {
         .map_err(anyhow::Error::from)
         .and_then(|runtime| {
             runtime.block_on(async {
-                let store = Store::open_used(&api.store.url()).await?;
+                let store = Store::open_to_read(&api.store.url()).await?;
                 let store = store.ok_or_else(|| anyhow::anyhow!("there is no store yet: start the gateway once"))?;
                 let copied = store.backup(to).await;
                 store.close().await;
@@ -317,7 +317,7 @@ fn replicas(config: &Config) -> anyhow::Result<serde_json::Value> {
     let api =
         api.ok_or_else(|| anyhow::anyhow!("this gateway is the only one: the configuration has no [replicas]"))?;
     alone(async {
-        let store = Store::open_used(&api.store.url()).await?;
+        let store = Store::open_to_read(&api.store.url()).await?;
         let store = store.ok_or_else(|| anyhow::anyhow!("there is no store yet: start the gateway once"))?;
         let overview = store.replicas_overview(LEASE).await;
         store.close().await;
@@ -351,7 +351,7 @@ fn roll_over(config: &Config, step: &RollOverStep) -> anyhow::Result<serde_json:
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let store = match &config.api {
-            Some(api) if !matches!(step, RollOverStep::Begin) => Store::open_used(&api.store.url()).await?,
+            Some(api) if !matches!(step, RollOverStep::Begin) => Store::open_to_read(&api.store.url()).await?,
             _ => None,
         };
         let done = match step {

@@ -10,6 +10,7 @@
 //! | [`events`] | what has happened to clusters |
 //! | [`operations`] | long-running operations, which survive a restart |
 //! | [`documents`], [`tickets`] | what several gateways share of their own: documents, codes, counts |
+//! | `pool` | connections, and how long a statement may take |
 //! | [`protect`] | encryption of what must not be read from the database |
 //! | [`key`] | that the key file is the one of this database |
 //! | [`replicas`] | the gateways that share the database, and whose tunnels they have |
@@ -29,7 +30,7 @@ macro_rules! repeated {
     ($once:expr) => {{
         let mut tries = 1;
         loop {
-            match $once.await {
+            match $crate::store::pool::in_time($once).await {
                 Err(error) if error.is_conflict() && tries < $crate::store::TRIES => tries += 1,
                 done => break done,
             }
@@ -49,6 +50,7 @@ pub mod look;
 pub mod moving;
 pub mod operations;
 pub mod parts;
+mod pool;
 pub mod protect;
 pub mod replicas;
 pub mod resources;
@@ -65,11 +67,13 @@ use std::{
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC};
 use sqlx::{
-    Any, AnyConnection, AnyPool, ConnectOptions, Connection, Row,
+    Any, AnyConnection, ConnectOptions, Connection, Row,
     any::{AnyConnectOptions, AnyPoolOptions},
     pool::PoolConnection,
 };
 use tokio::sync::{Notify, watch};
+
+use self::pool::{Doubt, Pool};
 
 /// Connections that read at once.
 const READERS: u32 = 4;
@@ -234,8 +238,8 @@ const NOTADB: u32 = 26;
 #[derive(Clone)]
 pub struct Store {
     backend: Backend,
-    readers: AnyPool,
-    writers: AnyPool,
+    readers: Pool,
+    writers: Pool,
     /// The newest revision that this process has committed.
     newest: Arc<watch::Sender<i64>>,
     /// Told when other processes have changed documents.
@@ -245,17 +249,22 @@ pub struct Store {
 impl Store {
     /// Opens `url`, makes the file where there is none, and brings the tables up to date.
     pub async fn open(url: &str) -> Result<Self, StoreError> {
-        sqlx::any::install_default_drivers();
-        let store = match url.split_once(':') {
-            Some(("sqlite", _)) => Self::sqlite(url).await?,
-            Some(("postgres" | "postgresql", _)) => Self::postgres(url).await?,
-            // Not the rest of it: there may be a password.
-            other => return Err(StoreError::Url(other.map(|(scheme, _)| scheme.to_owned()).unwrap_or_default())),
-        };
+        let store = Self::connect(url).await?;
         schema::migrate(&store).await?;
         store.name_rows().await?;
         store.committed(store.revision().await?);
         Ok(store)
+    }
+
+    /// Opens `url` with the tables as they are.
+    async fn connect(url: &str) -> Result<Self, StoreError> {
+        sqlx::any::install_default_drivers();
+        match url.split_once(':') {
+            Some(("sqlite", _)) => Self::sqlite(url).await,
+            Some(("postgres" | "postgresql", _)) => Self::postgres(url).await,
+            // Not the rest of it: there may be a password.
+            other => Err(StoreError::Url(other.map(|(scheme, _)| scheme.to_owned()).unwrap_or_default())),
+        }
     }
 
     /// A SQLite file by its path, whatever characters are in it.
@@ -287,8 +296,8 @@ impl Store {
             })
         };
         // One writer: SQLite has one lock for all, and who waits here waits in order and without polling.
-        let writers = pool(1).connect_with(options.clone()).await?;
-        let readers = pool(READERS).connect_with(options).await?;
+        let writers = Pool::of_file(pool(1).connect_with(options.clone()).await?);
+        let readers = Pool::of_file(pool(READERS).connect_with(options).await?);
         Ok(Self {
             backend: Backend::Sqlite,
             readers,
@@ -300,7 +309,8 @@ impl Store {
 
     async fn postgres(url: &str) -> Result<Self, StoreError> {
         let options = AnyConnectOptions::from_str(url)?.disable_statement_logging();
-        let connect = AnyPoolOptions::new()
+        let connect = Doubt::default()
+            .ask(AnyPoolOptions::new())
             .max_connections(POSTGRES_CONNECTIONS)
             .acquire_timeout(WAIT)
             .after_connect(|connection, _| {
@@ -315,7 +325,7 @@ impl Store {
         let pool = match connect {
             // It waits for a server that is starting, and then says only that it has waited.
             Err(sqlx::Error::PoolTimedOut) => return Err(why_not(&options).await.into()),
-            connected => connected?,
+            connected => Pool::to_server(connected?),
         };
         let newest = Arc::new(watch::Sender::new(0));
         Ok(Self { backend: Backend::Postgres, readers: pool.clone(), writers: pool, newest, documents: Arc::default() })
@@ -426,7 +436,7 @@ struct Write {
 struct Together(Option<PoolConnection<Any>>);
 
 impl Together {
-    async fn begin(pool: &AnyPool, statement: &'static str) -> Result<Self, StoreError> {
+    async fn begin(pool: &Pool, statement: &'static str) -> Result<Self, StoreError> {
         let mut this = Self(Some(pool.acquire().await?));
         sqlx::raw_sql(statement).execute(this.connection()).await?;
         Ok(this)

@@ -7,6 +7,7 @@ use sqlx::{Row, any::AnyRow};
 
 use super::{
     Backend, Store, StoreError, Together,
+    pool::in_time,
     resources::{Stored, below, each, select, stored},
 };
 
@@ -111,6 +112,15 @@ impl Store {
         since: Option<i64>,
         rows: u32,
     ) -> Result<Page, StoreError> {
+        in_time(self.view_of_changes_at((kind, parent), since, rows)).await
+    }
+
+    async fn view_of_changes_at(
+        &self,
+        (kind, parent): (&str, &str),
+        since: Option<i64>,
+        rows: u32,
+    ) -> Result<Page, StoreError> {
         let mut view = Together::begin(&self.readers, self.view()).await?;
         let row = sqlx::query("SELECT revision, forgotten FROM revisions").fetch_one(view.connection()).await?;
         let (newest, forgotten): (i64, i64) = (row.try_get(0)?, row.try_get(1)?);
@@ -147,6 +157,16 @@ impl Store {
 
     /// What is new since a revision.
     pub async fn changes(&self, since: i64) -> Result<Changes, StoreError> {
+        // Most often there is nothing new, for which one question is enough.
+        let row = sqlx::query("SELECT revision, forgotten FROM revisions").fetch_one(&self.readers).await?;
+        let (newest, forgotten): (i64, i64) = (row.try_get(0)?, row.try_get(1)?);
+        if since == newest && since >= forgotten {
+            return Ok(Changes::Since(Vec::new()));
+        }
+        in_time(self.view_of_changes(since)).await
+    }
+
+    async fn view_of_changes(&self, since: i64) -> Result<Changes, StoreError> {
         // One view of all tables: a deletion between two questions would else be missed.
         let mut view = Together::begin(&self.readers, self.view()).await?;
         let row = sqlx::query("SELECT revision, forgotten FROM revisions").fetch_one(view.connection()).await?;

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use super::{Backend, Store, StoreError, Together};
+use super::{Backend, Store, StoreError, Together, pool::in_time};
 
 /// Now, in milliseconds since 1970, by the clock of PostgreSQL.
 const NOW: &str = "(extract(epoch FROM clock_timestamp()) * 1000)::bigint";
@@ -29,10 +29,13 @@ impl Store {
         if self.backend == Backend::Sqlite {
             return Ok(OwnersTurn { _together: None });
         }
-        let mut together = Together::begin(&self.writers, self.begin()).await?;
-        let sql = "SELECT count(*) FROM pg_advisory_xact_lock($1)";
-        sqlx::query(sql).bind(OWNERS).execute(together.connection()).await?;
-        Ok(OwnersTurn { _together: Some(together) })
+        in_time(async {
+            let mut together = Together::begin(&self.writers, self.begin()).await?;
+            let sql = "SELECT count(*) FROM pg_advisory_xact_lock($1)";
+            sqlx::query(sql).bind(OWNERS).execute(together.connection()).await?;
+            Ok(OwnersTurn { _together: Some(together) })
+        })
+        .await
     }
 
     /// Holds a name for a time from now on, or for longer if `holder` has it already. False while another holder has it.

@@ -8,7 +8,7 @@ use serde_json::Value;
 use sqlx::{AnyConnection, Row};
 use types::agent_api::{LOG_SOURCES, LogLevel, LogPosition, LogPositions};
 
-use super::{Backend, Store, StoreError, Together, is_text, resources::below};
+use super::{Backend, Store, StoreError, Together, is_text, pool::in_time, resources::below};
 
 /// Rows that one statement writes.
 const AT_ONCE: usize = 100;
@@ -135,7 +135,7 @@ impl Store {
 
     /// Up to where the lines of a cluster were taken.
     pub async fn log_positions(&self, cluster: &str) -> Result<LogPositions, StoreError> {
-        Ok(positions(&mut *self.readers.acquire().await?, cluster).await?.1)
+        in_time(async { Ok(positions(&mut *self.readers.acquire().await?, cluster).await?.1) }).await
     }
 
     /// Lines of a resource, the oldest first, each with its number.

@@ -45,6 +45,18 @@ impl Store {
             Found::Store => Self::open(url).await.map(Some),
         }
     }
+
+    /// The same for who only reads: tables of an older program, whose gateways may run, stay as they are. What is only in
+    /// newer tables cannot be read then.
+    ///
+    /// # Errors
+    /// As [`Self::found`] and [`Self::open`].
+    pub async fn open_to_read(url: &str) -> Result<Option<Self>, StoreError> {
+        match Self::found(url).await? {
+            Found::Nothing => Ok(None),
+            Found::Store => Self::connect(url).await.map(Some),
+        }
+    }
 }
 
 async fn found(url: &str, whole: bool) -> Result<Found, StoreError> {

@@ -53,7 +53,7 @@ pub(super) async fn migrate(store: &Store) -> Result<(), StoreError> {
     let done = match store.backend {
         // Under the lock of the file, for another process may open it now.
         Backend::Sqlite => {
-            let mut transaction = store.writers.begin_with(store.begin()).await?;
+            let mut transaction = store.writers.connections().begin_with(store.begin()).await?;
             // Not `run`, whose future is not Send for any lifetime.
             let done = migrator.run_direct(None, &mut *transaction, false).await;
             match done {

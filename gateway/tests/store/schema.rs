@@ -4,6 +4,7 @@ use gateway::store::{
     Store, StoreError,
     agents::Agent,
     batch::{Batch, Expect},
+    changes::Changes,
     resources::Stored,
 };
 use serde_json::json;
@@ -17,6 +18,8 @@ pub fn tests() -> Vec<(&'static str, crate::Test)> {
     crate::tests![
         a_newer_database_is_refused_and_untouched,
         a_changed_migration_is_refused,
+        t12_who_only_reads_leaves_the_tables_of_an_older_program,
+        t12_a_program_goes_on_when_a_newer_one_has_changed_the_tables,
         many_who_open_at_once_make_the_tables_once,
         an_address_of_no_database_says_so_and_no_password,
         clusters_of_a_database_of_version_1_get_their_rows,
@@ -49,6 +52,43 @@ async fn a_changed_migration_is_refused(place: Place) {
     place.sql("UPDATE _sqlx_migrations SET checksum = checksum || checksum").await;
     let error = Store::open(&place.url).await.err().unwrap();
     assert!(matches!(error, StoreError::Schema(_)), "{error:?}");
+}
+
+/// Commands that show something run beside gateways of the version before.
+async fn t12_who_only_reads_leaves_the_tables_of_an_older_program(place: Place) {
+    place.with_group().await.close().await;
+    place.sql("DROP TABLE documents; DROP TABLE tickets; DROP TABLE counts;").await;
+    let last = "DELETE FROM _sqlx_migrations WHERE version = (SELECT max(version) FROM _sqlx_migrations)";
+    place.sql(last).await;
+    let run = "SELECT description FROM _sqlx_migrations ORDER BY version";
+    let before = place.texts(run).await;
+    let store = Store::open_to_read(&place.url).await.unwrap().unwrap();
+    assert!(store.get(GROUP).await.unwrap().is_some());
+    assert_eq!(store.replicas_overview(std::time::Duration::from_secs(10)).await.is_ok(), !place.is_sqlite);
+    store.close().await;
+    assert_eq!(place.texts(run).await, before, "nothing was run");
+    place.open().await.close().await;
+    assert_eq!(place.texts(run).await.len(), before.len() + 1, "a start runs it");
+}
+
+/// While replicas are upgraded one after the other, those of the version before go on with tables of the next one.
+async fn t12_a_program_goes_on_when_a_newer_one_has_changed_the_tables(place: Place) {
+    let store = place.with_group().await;
+    place
+        .sql(
+            "INSERT INTO _sqlx_migrations (version, description, success, checksum, execution_time) \
+             SELECT 99, 'of the future', success, checksum, 0 FROM _sqlx_migrations WHERE version = 1; \
+             ALTER TABLE resources ADD COLUMN future TEXT; ALTER TABLE operations ADD COLUMN future TEXT; \
+             CREATE TABLE later (name TEXT);",
+        )
+        .await;
+    let revision = store.put(&cluster("a"), Expect::Absent).await.unwrap().unwrap();
+    let begins = vec![operation("deletion")];
+    store.apply(&Batch { begins, ..Batch::default() }).await.unwrap().unwrap();
+    assert!(store.get(&cluster("a").key).await.unwrap().is_some());
+    assert_eq!(store.operations_waiting("delete", 0, 10).await.unwrap().len(), 1);
+    assert!(matches!(store.changes(revision - 1).await.unwrap(), Changes::Since(changes) if changes.len() == 1));
+    assert!(matches!(Store::open_to_read(&place.url).await.err().unwrap(), StoreError::Newer { .. }));
 }
 
 async fn clusters_of_a_database_of_version_1_get_their_rows(place: Place) {
