@@ -90,6 +90,8 @@ pub const PRINCIPALS_FILE: &str = "principals.json";
 const REFRESH_FILE: &str = "refresh.json";
 /// How often a gateway looks for what others have changed in a shared store: as soon as a changed file is seen.
 const FOLLOW_EVERY: Duration = Duration::from_secs(1);
+/// The same, where the database tells at once what others change, and a lease's renewal what was not heard.
+const FOLLOW_AS_REPLICA: Duration = Duration::from_secs(5);
 
 /// What an issuer needs to know.
 #[derive(Debug, Clone)]
@@ -318,8 +320,9 @@ impl Issuer {
         })
     }
 
-    /// Takes what others change in a shared store, until the gateway stops.
-    pub async fn follow(self: Arc<Self>, shutdown: Shutdown) {
+    /// Takes what others change in a shared store, until the gateway stops. One of several replicas is told of changes.
+    pub async fn follow(self: Arc<Self>, is_replica: bool, shutdown: Shutdown) {
+        let follow_every = if is_replica { FOLLOW_AS_REPLICA } else { FOLLOW_EVERY };
         if matches!(self.state, State::Folder(_)) {
             return;
         }
@@ -328,7 +331,7 @@ impl Issuer {
                 biased;
                 () = shutdown.closed() => return,
                 () = self.state.told() => {}
-                () = tokio::time::sleep(FOLLOW_EVERY) => {}
+                () = tokio::time::sleep(follow_every) => {}
             }
             // What went wrong is in the log; what is known stays, for a time.
             let _ = self.state.follow().await;

@@ -422,7 +422,7 @@ impl Gateway {
         let sweeper = Arc::clone(&core.sessions).run(Arc::clone(&core.snapshots), core.shutdown.clone());
         tasks.spawn("sessions", sweeper);
         if let Some(issuer) = core.issuer.load_full() {
-            tasks.spawn("issuer", issuer.follow(core.shutdown.clone()));
+            tasks.spawn("issuer", issuer.follow(core.replicas.is_some(), core.shutdown.clone()));
         }
         tasks.spawn("accounts", snapshot::follow_accounts(Arc::clone(&core.snapshots), core.shutdown.clone()));
         tasks.spawn("reload", Arc::clone(&reloader).watch());

@@ -38,13 +38,15 @@ impl Control {
 
     /// Tells what has happened by now.
     pub async fn tell_once(&self) {
-        if let Err(error) = self.store.tell(self.now_ms()).await {
-            tracing::error!(%error, "what has happened to clusters cannot be told");
-        }
-        // Also what other replicas told.
-        match self.store.newest_event().await {
-            Ok(newest) => self.notices.tell_newest(newest),
-            Err(error) => tracing::error!(%error, "the newest event cannot be read"),
+        // The newest number is also that of what other replicas told.
+        match self.store.tell_all(self.now_ms()).await {
+            Ok((_, newest)) => self.notices.tell_newest(newest),
+            Err(error) => {
+                tracing::error!(%error, "what has happened to clusters cannot be told");
+                if let Ok(newest) = self.store.newest_event().await {
+                    self.notices.tell_newest(newest);
+                }
+            }
         }
     }
 }

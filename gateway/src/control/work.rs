@@ -60,6 +60,9 @@ pub enum Step {
 
 /// How long it takes at most until operations are looked for again, while none of them can be ended.
 const PAUSE_MOST: Duration = Duration::from_secs(15);
+/// The same where there are several gateways and none is due: whoever begins an operation, or wakes one, goes on with it
+/// at once, and another gateway only where that one ended in between.
+const LOOK_AS_REPLICA: Duration = Duration::from_secs(10);
 /// Operations of a kind that are taken up at once.
 const OPERATIONS_AT_ONCE: u32 = 64;
 /// How long a claim holds.
@@ -89,12 +92,18 @@ pub(crate) struct Round {
     failed: u32,
     /// The first failure: one line of a log for all of them.
     pub error: Option<String>,
+    /// In how many milliseconds the first is due, if none was yet.
+    idle_ms: Option<u64>,
 }
 
 impl Round {
-    /// How long to wait after it, if it was `before` the last time: longer while nothing works.
-    fn pause(&self, before: Duration) -> Duration {
-        if self.error.is_some() && self.done == 0 { (before * 2).min(PAUSE_MOST) } else { LOOK_EVERY }
+    /// How long to wait after it, if it was `before` the last time: longer while nothing works, and while nothing is due
+    /// `most` at most.
+    fn pause(&self, before: Duration, most: Duration) -> Duration {
+        if self.error.is_some() && self.done == 0 {
+            return (before * 2).min(PAUSE_MOST);
+        }
+        self.idle_ms.map_or(LOOK_EVERY, |due| Duration::from_millis(due).clamp(LOOK_EVERY, most))
     }
 }
 
@@ -133,7 +142,7 @@ impl Control {
             if round.done > 0 && more {
                 continue;
             }
-            pause = round.pause(pause);
+            pause = round.pause(pause, if self.replicas().is_some() { LOOK_AS_REPLICA } else { LOOK_EVERY });
             if !least.is_zero() {
                 tokio::select! {
                     biased;
@@ -154,6 +163,16 @@ impl Control {
     /// Carries out some of those that wait, in the name of a process. Whether there may be more.
     pub(crate) async fn carry_out_some(self: &Arc<Self>, works: &[&dyn Work], process: &str) -> (Round, bool) {
         let (mut round, mut more) = (Round::default(), false);
+        let kinds: Vec<&str> = works.iter().map(|work| work.name()).collect();
+        match self.store.next_operation(&kinds).await {
+            Ok(next) => {
+                let due = next.map_or(i64::MAX, |next| next.saturating_sub(self.now_ms()));
+                if due > 0 {
+                    return (Round { idle_ms: Some(due.unsigned_abs()), ..round }, false);
+                }
+            }
+            Err(error) => return (Round { error: Some(daemon::chain(&error)), ..round }, false),
+        }
         for work in works {
             let waiting = match self.store.operations_waiting(work.name(), self.now_ms(), OPERATIONS_AT_ONCE).await {
                 Ok(waiting) => waiting,
@@ -272,16 +291,26 @@ mod tests {
 
     #[test]
     fn r10_operations_that_all_fail_are_tried_again_after_pauses() {
-        let round = |done, failed| Round { done, failed, error: (failed > 0).then(|| "locked".to_owned()) };
+        let round =
+            |done, failed| Round { done, failed, error: (failed > 0).then(|| "locked".to_owned()), idle_ms: None };
         let pauses = (0..8).scan(LOOK_EVERY, |pause, _| {
-            *pause = round(0, OPERATIONS_AT_ONCE).pause(*pause);
+            *pause = round(0, OPERATIONS_AT_ONCE).pause(*pause, LOOK_EVERY);
             Some(*pause)
         });
         let pauses: Vec<_> = pauses.map(|pause| pause.as_secs()).collect();
         assert_eq!(pauses, [1, 2, 4, 8, 15, 15, 15, 15]);
         for fine in [round(0, 0), round(1, 2)] {
-            assert_eq!(fine.pause(PAUSE_MOST), LOOK_EVERY);
+            assert_eq!(fine.pause(PAUSE_MOST, LOOK_AS_REPLICA), LOOK_EVERY);
         }
+    }
+
+    #[test]
+    fn t12_while_nothing_is_due_nobody_asks_before_it_is() {
+        let pause = |due, most| Round { idle_ms: Some(due), ..Round::default() }.pause(PAUSE_MOST, most);
+        assert_eq!(pause(1, LOOK_AS_REPLICA), LOOK_EVERY);
+        assert_eq!(pause(3_000, LOOK_AS_REPLICA), Duration::from_secs(3));
+        assert_eq!(pause(u64::MAX, LOOK_AS_REPLICA), LOOK_AS_REPLICA);
+        assert_eq!(pause(u64::MAX, LOOK_EVERY), LOOK_EVERY, "another process may begin something in SQLite");
     }
 
     #[test]

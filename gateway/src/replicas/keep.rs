@@ -87,6 +87,8 @@ struct Calls {
     loaded: watch::Sender<bool>,
     /// The number of the last change of the own tunnels that the database has confirmed.
     confirmed: AtomicI64,
+    /// The versions of all documents together, at the last renewal.
+    documents: AtomicI64,
 }
 
 impl Keeper {
@@ -221,6 +223,10 @@ impl Keeper {
             self.tunnels.share();
         }
         self.store.written_elsewhere(renewal.revision);
+        // What was not heard is found here.
+        if calls.documents.swap(renewal.documents, Ordering::AcqRel) != renewal.documents {
+            self.store.documents_changed();
+        }
         if replicas.admits() || self.is_current(renewal.revision, calls).await {
             replicas.renewed(own.1, asked);
         }

@@ -140,33 +140,40 @@ pub(super) fn untold(columns: &str, rest: &str) -> String {
     )
 }
 
+/// The statement that asks for the newest number, and whether there is something to tell.
+fn is_untold() -> String {
+    let status = untold("a.agentless", "");
+    format!(
+        "SELECT n.newest, CAST(CASE WHEN EXISTS (SELECT 1 FROM departed) \
+         OR EXISTS (SELECT 1 FROM events WHERE group_key = '') OR EXISTS ({status}) THEN 1 ELSE 0 END AS BIGINT) \
+         FROM event_numbers n"
+    )
+}
+
 impl Store {
     /// Tells what has happened since it was told last, at an instant. How many events that are.
     pub async fn tell(&self, now_ms: i64) -> Result<usize, StoreError> {
-        let mut told = 0;
-        while self.is_untold(now_ms).await? {
-            let some = repeated!(self.tell_some(now_ms))?;
-            told += some;
-            if some == 0 {
-                break;
-            }
-        }
-        Ok(told)
+        Ok(self.tell_all(now_ms).await?.0)
     }
 
-    /// Whether there is something to tell: no writer waits for the answer.
-    async fn is_untold(&self, now_ms: i64) -> Result<bool, StoreError> {
-        let gone = sqlx::query("SELECT revision FROM departed LIMIT 1").fetch_optional(&self.readers).await?;
-        if gone.is_some() {
-            return Ok(true);
+    /// The same, with the number of the newest event then, whoever told it. One statement while nothing happens.
+    pub async fn tell_all(&self, now_ms: i64) -> Result<(usize, i64), StoreError> {
+        let mut told = 0;
+        loop {
+            let (is_untold, newest) = self.untold(now_ms).await?;
+            let some = if is_untold { repeated!(self.tell_some(now_ms))? } else { 0 };
+            told += some;
+            if some == 0 {
+                return Ok((told, newest));
+            }
         }
-        let ungrouped = sqlx::query(sqlx::AssertSqlSafe(selected(OF_NO_GROUP))).bind(1_i64);
-        if ungrouped.fetch_optional(&self.readers).await?.is_some() {
-            return Ok(true);
-        }
-        let sql = sqlx::AssertSqlSafe(untold("a.agentless", "LIMIT 1"));
-        let query = sqlx::query(sql).bind(now_ms).bind(now_ms - OFFLINE_AFTER_MS);
-        Ok(query.fetch_optional(&self.readers).await?.is_some())
+    }
+
+    /// Whether there is something to tell, for which no writer waits, and the number of the newest event.
+    async fn untold(&self, now_ms: i64) -> Result<(bool, i64), StoreError> {
+        let query = sqlx::query(sqlx::AssertSqlSafe(is_untold())).bind(now_ms).bind(now_ms - OFFLINE_AFTER_MS);
+        let row = query.fetch_one(&self.readers).await?;
+        Ok((row.try_get::<i64, _>(1)? == 1, row.try_get(0)?))
     }
 
     async fn tell_some(&self, now_ms: i64) -> Result<usize, StoreError> {

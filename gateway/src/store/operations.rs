@@ -66,6 +66,9 @@ const COLUMNS: &str = "operation_id, resource_key, status, begun_ms, ended_ms, w
 pub(super) const ONE: &str = "FROM operations WHERE operation_id = $1";
 pub(super) const WAITING: &str = "FROM operations WHERE status = 'InProgress' AND work_kind = $1 AND next_ms <= $2 \
                                   ORDER BY next_ms, operation_id LIMIT $3";
+/// When the first of a kind that is under way is due.
+pub(super) const NEXT: &str =
+    "SELECT min(next_ms) AS next_ms FROM operations WHERE status = 'InProgress' AND work_kind = ";
 pub(super) const FORGET: &str = "DELETE FROM operations WHERE ended_ms < $1";
 pub(super) const WAKE: &str = "UPDATE operations SET woken = 1, next_ms = CASE WHEN claimed_by IS NULL AND next_ms > $1 \
                                THEN $2 ELSE next_ms END WHERE status = 'InProgress' AND (resource_key = $3 \
@@ -74,6 +77,12 @@ pub(super) const WAKE: &str = "UPDATE operations SET woken = 1, next_ms = CASE W
 /// A statement that reads operations.
 pub(super) fn selected(rest: &str) -> String {
     format!("SELECT {COLUMNS}, next_ms, tries {rest}")
+}
+
+/// The statement that asks when the first of several kinds is due.
+pub(super) fn next(kinds: usize) -> String {
+    let each: Vec<String> = (1..=kinds).map(|place| format!("{NEXT}${place}")).collect();
+    format!("SELECT min(next_ms) FROM ({}) AS each_kind", each.join(" UNION ALL "))
 }
 
 /// An operation under way that nobody is at.
@@ -115,6 +124,17 @@ impl Store {
             Ok(Waiting { operation: operation(row)?, tries, next_ms: row.try_get("next_ms")? })
         };
         query.fetch_all(&self.readers).await?.iter().map(waiting).collect()
+    }
+
+    /// When the first operation under way of these kinds is to be looked at, milliseconds since 1970; that of a claim is
+    /// its end. `None` where none is under way. One statement, so that who has nothing to do asks little.
+    pub async fn next_operation(&self, kinds: &[&str]) -> Result<Option<i64>, StoreError> {
+        if kinds.is_empty() {
+            return Ok(None);
+        }
+        let query = sqlx::query(sqlx::AssertSqlSafe(next(kinds.len())));
+        let query = kinds.iter().fold(query, |query, kind| query.bind((*kind).to_owned()));
+        Ok(query.fetch_one(&self.readers).await?.try_get(0)?)
     }
 
     /// Claims an operation for a process of this name until an instant; `None` if it is no more as it was read: another

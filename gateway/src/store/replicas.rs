@@ -91,6 +91,8 @@ pub struct Renewal {
     pub rows: Vec<Row>,
     /// The store's newest revision.
     pub revision: i64,
+    /// The versions of all documents together, which rise with every change of one.
+    pub documents: i64,
 }
 
 /// Tunnels of one cluster at one replica, as a row has them.
@@ -261,7 +263,8 @@ impl Line {
         let sql = format!(
             "WITH own AS (UPDATE replicas SET renewed_ms = {NOW}, applied = greatest(applied, $4) \
              WHERE name = $1 AND generation = $2 RETURNING name) \
-             SELECT (SELECT count(*) FROM own) AS renewed, v.revision, {} \
+             SELECT (SELECT count(*) FROM own) AS renewed, v.revision, \
+             (SELECT coalesce(sum(version), 0)::bigint FROM documents) AS documents, {} \
              FROM revisions v LEFT JOIN replicas r ON true ORDER BY r.name LIMIT $5",
             columns("$3")
         );
@@ -274,10 +277,11 @@ impl Line {
             Bind::Number(MOST_ROWS),
         ];
         let found = self.ask(&sql, &binds).await?;
-        let mut renewal = Renewal { renewed: false, rows: Vec::new(), revision: 0 };
+        let mut renewal = Renewal { renewed: false, rows: Vec::new(), revision: 0, documents: 0 };
         for row in &found {
             renewal.renewed = row.try_get::<i64, _>("renewed")? == 1;
             renewal.revision = row.try_get("revision")?;
+            renewal.documents = row.try_get("documents")?;
             if row.try_get::<Option<String>, _>("name")?.is_some() {
                 renewal.rows.push(self::row(row)?);
             }
