@@ -365,6 +365,9 @@ fn i1_sessions_are_ones_own_or_seen_with_a_right() {
     let none = site.fails(1, &["sessions", "end", "00112233445566778899aabbccddeeff"]);
     assert!(none.contains("SessionNotFound"), "{none}");
     site.fails(1, &["sessions", "end", "../x"]);
+    site.ok(&["sessions", "end", "--user", "nobody"]);
+    site.fails(2, &["sessions", "end", "x", "--user", "nobody"]);
+    site.fails(2, &["sessions", "end"]);
     assert_eq!(site.json(&["sessions", "list", "-n", "one", "-g", "web"]), json!([]));
 }
 
