@@ -18,6 +18,7 @@ use tests::{
     postgres::Postgres,
     programs::{Output, Program, binary, eventually, keep, root, run, scratch},
     raw::Raw,
+    replicas::Replicas,
     stack::{Plan, Stack, note_secret},
 };
 
@@ -33,6 +34,7 @@ pub fn tests() -> Vec<Trial> {
         case("operating::t12_one_machine_becomes_three_replicas", Needs::Nothing, replicas),
         case("operating::t12_the_compose_file_has_three_replicas_behind_nginx", Needs::Nothing, compose_of_replicas),
         case("operating::a1_an_issuer_of_the_operators_own", Needs::Nothing, issuer),
+        case("operating::t12_haproxy_passes_over_a_replica_that_stops", Needs::Nothing, haproxy),
         case("operating::the_balancer_passes_users_and_every_carrier", Needs::Nothing, balancer),
     ]
 }
@@ -287,6 +289,40 @@ fn issuer() -> anyhow::Result<()> {
     ];
     let told = walk.run("operating-issuer", &script.join("\n"))?;
     ensure!(told.contains("staff:ann") && told.contains("devs") && told.contains("edge"), "{told}");
+    Ok(())
+}
+
+/// haproxy with the file beside the compose file's nginx in front of three: a request gets through whichever stops.
+fn haproxy() -> anyhow::Result<()> {
+    let replicas = Replicas::start("operating-haproxy", 3, "")?;
+    let (dir, front) = (scratch("operating-haproxy-front"), free()?);
+    let mut text = fs::read_to_string(root().join("docker/replicas.haproxy.cfg"))?;
+    for (number, name) in ["gateway-a:8443", "gateway-b:8443", "gateway-c:8443"].into_iter().enumerate() {
+        ensure!(text.contains(name), "{name} is not in {text}");
+        text = text.replace(name, replicas.address(number));
+    }
+    ensure!(text.matches("bind :443").count() == 1, "{text}");
+    let file = dir.join("haproxy.cfg");
+    fs::write(&file, text.replace("bind :443", &format!("bind {front}")).replace("maxconn 100000", "maxconn 1000"))?;
+    let mut checked = Command::new("haproxy");
+    run(checked.arg("-c").arg("-f").arg(&file), Duration::from_secs(30))?.ok()?;
+    let mut command = Command::new("haproxy");
+    command.arg("-db").arg("-f").arg(&file).stdout(Stdio::null());
+    let proxy = Program::start("haproxy", command, &dir.join("haproxy.log"))?;
+    let through = |what: &str| {
+        eventually(what, Duration::from_secs(30), || {
+            Ok(replicas.ask(&front, "GET", "/.towline/issuer/keys", "", "").is_ok_and(|answer| answer.status == 200))
+        })
+        .with_context(|| proxy.tail())
+    };
+    through("users get through haproxy")?;
+    for number in 0..replicas.count() {
+        replicas.stop(number)?;
+        for _ in 0..4 {
+            through(&format!("users get through without {}", replicas.name(number)))?;
+        }
+        replicas.start_again(number)?;
+    }
     Ok(())
 }
 

@@ -1,7 +1,8 @@
 //! Several gateways on one PostgreSQL behind one address (docs/replicas.md).
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
+    process::Command,
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, AtomicUsize, Ordering},
@@ -16,7 +17,8 @@ use tests::{
     apiserver::{Apiserver, answer},
     case::{Needs, alone, case},
     kubectl::Kubectl,
-    programs::{eventually, pause_after, scratch},
+    postgres::{Postgres, Wire},
+    programs::{binary, eventually, pause_after, run, scratch},
     raw::Raw,
     replicas::{Replicas, Site},
     stack::note_secret,
@@ -30,8 +32,11 @@ pub fn tests() -> Vec<Trial> {
         case("replicas::t12_two_replicas_do_not_take_the_last_two_owners_away", Needs::Nothing, last_owners),
         alone("replicas::t12_a_killed_replica_ends_its_own_requests_alone", Needs::Nothing, killed),
         alone("replicas::t12_a_rolling_restart_fails_no_request", Needs::Nothing, rolling),
+        case("replicas::t12_a_backup_is_restored_under_three_replicas", Needs::Nothing, restored),
         alone("replicas::t12_postgresql_may_be_away", Needs::Nothing, database_away),
         case("replicas::t12_postgresql_fails_and_recovers_under_load", Needs::Nothing, database_fails),
+        alone("replicas::t12_a_promoted_standby_is_followed_and_a_vanished_server_is_left", Needs::Nothing, standby),
+        case("replicas::t12_idle_replicas_send_two_statements_a_second_at_most", Needs::Nothing, idle),
     ]
 }
 
@@ -195,6 +200,7 @@ fn sessions() -> anyhow::Result<()> {
         Ok(of(&listed(still)?, replicas.name(other)).is_none())
     })?;
     ensure!(at(still, "DELETE", &id)?.status == 404);
+    all_of_a_user(&replicas, &site, &token)?;
 
     replicas.signal(still, "STOP")?;
     let (list, unknown) = (listed(first), at(first, "GET", &id));
@@ -215,6 +221,42 @@ fn sessions() -> anyhow::Result<()> {
         Ok(missing(&listed(first)?).is_empty())
     })
     .with_context(|| replicas.tails())?;
+    Ok(())
+}
+
+/// A watch at each replica, and one command that ends all of them and no one else's.
+fn all_of_a_user(replicas: &Replicas, site: &Site, token: &str) -> anyhow::Result<()> {
+    let home = tempfile::tempdir()?;
+    let towline = |args: &[&str]| {
+        let mut command = Command::new(binary("towline"));
+        command.args(args).env("HOME", home.path()).env("TOWLINE_CLIENT_SECRET", replicas.text("clientSecret"));
+        run(command.env_remove("XDG_CONFIG_HOME").env_remove("TOWLINE_HOME"), Duration::from_secs(60))?.ok()
+    };
+    let (url, ca, id) = (replicas.text("url"), replicas.ca().display().to_string(), replicas.text("clientId"));
+    towline(&["login", &url, "--ca", &ca, "--service-principal", "-u", &id])?;
+    let mut watches = Vec::new();
+    for number in 0..replicas.count() {
+        let mut raw = Raw::connect(replicas.address(number), &replicas.ca(), &[b"http/1.1"])?;
+        let (path, host) = (format!("/{}/api/v1/pods?watch=1", site.id.key()), replicas.front.address);
+        raw.send(format!("GET {path} HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {token}\r\n\r\n").as_bytes())?;
+        ensure!(raw.head()?.starts_with("HTTP/1.1 200"));
+        watches.push(raw);
+    }
+    let listed = || -> anyhow::Result<Vec<Value>> {
+        let list: Value = serde_json::from_str(&towline(&["sessions", "list", "-o", "json"])?)?;
+        Ok(list.as_array().cloned().unwrap_or_default())
+    };
+    let before = listed()?;
+    let at: BTreeSet<&str> = before.iter().filter_map(|row| row["replica"].as_str()).collect();
+    ensure!(at.len() == replicas.count(), "{before:?}");
+    towline(&["sessions", "end", "--user", "nobody"])?;
+    ensure!(listed()?.len() == before.len(), "another user's sessions were ended");
+    let user = before[0]["user"].as_str().context("a user")?;
+    towline(&["sessions", "end", "--user", user])?;
+    for mut raw in watches {
+        while matches!(raw.chunk(), Ok(Some(_))) {}
+    }
+    eventually("none is listed any more", Duration::from_secs(10), || Ok(listed()?.is_empty()))?;
     Ok(())
 }
 
@@ -387,14 +429,27 @@ fn killed() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// An apiserver whose watches stay open, and say something each tenth of a second.
+/// An apiserver whose watches stay open and say something twice a second, and whose execs say what they are told.
 fn watched_apiserver(name: &str) -> anyhow::Result<Apiserver> {
-    use std::io::Write as _;
+    use std::io::{Read as _, Write as _};
     Apiserver::start(
         &scratch(name),
         false,
         Arc::new(|request, connection| {
-            if !request.target().windows(7).any(|part| part == b"watch=1") {
+            let asks_for = |word: &[u8]| request.target().windows(word.len()).any(|part| part == word);
+            if asks_for(b"/exec") {
+                let head = b"HTTP/1.1 101 Switching Protocols\r\nconnection: Upgrade\r\nupgrade: SPDY/3.1\r\n\r\n";
+                connection.write_all(head)?;
+                let mut buffer = [0; 1024];
+                loop {
+                    connection.flush()?;
+                    match connection.read(&mut buffer)? {
+                        0 => return Ok(false),
+                        count => connection.write_all(&buffer[..count])?,
+                    }
+                }
+            }
+            if !asks_for(b"watch=1") {
                 return answer(connection, "200 OK", b"{}");
             }
             connection.write_all(
@@ -404,7 +459,7 @@ fn watched_apiserver(name: &str) -> anyhow::Result<Apiserver> {
                 connection.write_all(b"3\r\n{}\n\r\n")?;
                 connection.flush()?;
                 // The apiserver's own pace, not a wait of the test.
-                std::thread::park_timeout(Duration::from_millis(100));
+                std::thread::park_timeout(Duration::from_millis(500));
             }
         }),
     )
@@ -421,42 +476,68 @@ fn known_everywhere(replicas: &Replicas, site: &Site, token: &str) -> anyhow::Re
     Ok(())
 }
 
-/// Each of three is restarted in order, twice, under a load and with watches open: no request is refused, or broken off,
-/// not even so that its client may try it again.
+/// Each of three is restarted in order, and the first again, under a load and with 50 watches and 20 execs open: no request is refused,
+/// or broken off, not even so that its client may try it again. A watch that ends is opened again at once; an exec lasts
+/// until its replica's grace is over.
 fn rolling() -> anyhow::Result<()> {
+    const WATCHES: usize = 50;
+    const EXECS: usize = 20;
     let apiserver = watched_apiserver("replicas-rolling-apiserver")?;
-    let replicas = Replicas::start("replicas-rolling", 3, "")?;
+    let replicas = Replicas::start("replicas-rolling", 3, "[limits]\ndrain_grace = \"5s\"")?;
     let site = replicas.connect("rolling", &apiserver.kubeconfig, "h2", "")?;
     let token = replicas.owner_for(&site.id.audience())?;
     known_everywhere(&replicas, &site, &token)?;
     let (stop, counts, watches) = (AtomicBool::new(false), Counts::default(), AtomicUsize::new(0));
-    let watch = || {
+    let execs = (AtomicUsize::new(0), AtomicUsize::new(0));
+    // Watches and execs that could not be opened.
+    let refused = Mutex::new(Vec::new());
+    let open = |method: &str, path: &str, headers: &str, status: &str| {
         let front = replicas.front.address.to_string();
+        let open = || -> anyhow::Result<Raw> {
+            let mut raw = Raw::connect(&front, &replicas.ca(), &[b"http/1.1"])?;
+            let head = format!("{method} /{}{path} HTTP/1.1\r\nHost: {front}", site.id.key());
+            raw.send(format!("{head}\r\nAuthorization: Bearer {token}\r\n{headers}\r\n").as_bytes())?;
+            let head = raw.head()?;
+            ensure!(head.split(' ').nth(1) == Some(status), "{head}");
+            Ok(raw)
+        };
+        open().inspect_err(|error| refused.lock().unwrap().push(format!("{method} {path}: {error:#}"))).ok()
+    };
+    let watch = || {
         while !stop.load(Ordering::Relaxed) {
-            let open = || -> anyhow::Result<Raw> {
-                let mut raw = Raw::connect(&front, &replicas.ca(), &[b"http/1.1"])?;
-                let path = format!("/{}/api/v1/pods?watch=1", site.id.key());
-                raw.send(
-                    format!("GET {path} HTTP/1.1\r\nHost: {front}\r\nAuthorization: Bearer {token}\r\n\r\n").as_bytes(),
-                )?;
-                ensure!(raw.head()?.starts_with("HTTP/1.1 200"));
-                Ok(raw)
-            };
-            let Ok(mut raw) = open() else { continue };
-            watches.fetch_add(1, Ordering::Relaxed);
-            loop {
-                if stop.load(Ordering::Relaxed) || !matches!(raw.chunk(), Ok(Some(_))) {
-                    break;
+            let start = Instant::now();
+            if let Some(mut raw) = open("GET", "/api/v1/pods?watch=1", "", "200") {
+                watches.fetch_add(1, Ordering::Relaxed);
+                while !stop.load(Ordering::Relaxed) && matches!(raw.chunk(), Ok(Some(_))) {}
+            }
+            pause_after(start);
+        }
+    };
+    let exec = || {
+        let upgrade = "Connection: Upgrade\r\nUpgrade: SPDY/3.1\r\n";
+        while !stop.load(Ordering::Relaxed) {
+            let start = Instant::now();
+            if let Some(mut raw) = open("POST", "/api/v1/namespaces/n/pods/p/exec?command=cat", upgrade, "101") {
+                execs.0.fetch_add(1, Ordering::Relaxed);
+                while !stop.load(Ordering::Relaxed) {
+                    if raw.send(b"word").is_err() || raw.exactly(4).map_or(true, |word| word != b"word") {
+                        break;
+                    }
+                    execs.1.fetch_add(1, Ordering::Relaxed);
+                    // The pace of whoever types.
+                    std::thread::park_timeout(Duration::from_millis(250));
                 }
             }
+            pause_after(start);
         }
     };
     std::thread::scope(|scope| {
         for _ in 0..4 {
             scope.spawn(|| load(&replicas, &site, &token, &stop, &counts));
-            scope.spawn(watch);
         }
-        let outcome = (0..6).try_for_each(|round| {
+        (0..WATCHES).for_each(|_| drop(scope.spawn(watch)));
+        (0..EXECS).for_each(|_| drop(scope.spawn(exec)));
+        let outcome = (0..4).try_for_each(|round| {
             holders(&replicas, &site, 2)?;
             more(&counts, 20)?;
             let number = round % replicas.count();
@@ -470,13 +551,20 @@ fn rolling() -> anyhow::Result<()> {
     .with_context(|| replicas.tails())?;
     let (good, failed, slowest) = (of(&counts.good), of(&counts.failed), of(&counts.slowest_ms));
     eprintln!("   {:#?}", told(&counts));
-    eprintln!("   {good} answered, {failed} failed, {} watches, the slowest after {slowest} ms", of(&watches));
+    let (opened, words) = (of(&execs.0), of(&execs.1));
+    let watched = of(&watches);
+    eprintln!(
+        "   {good} answered, {failed} failed, {watched} watches, {opened} execs with {words} words, the slowest after {slowest} ms"
+    );
+    let refused = refused.into_inner().unwrap();
     let said = told(&counts);
     ensure!(
         failed == 0 && said.is_empty(),
         "of {good} requests {failed} failed, and others were tried again: {said:#?}"
     );
-    ensure!(of(&watches) >= 4, "watches were not opened");
+    // Those of each replica have ended once.
+    ensure!(watched > WATCHES && opened > EXECS && words > opened, "{watched} watches, {opened} execs, {words} words");
+    ensure!(refused.is_empty(), "{} watches and execs were refused: {refused:#?}", refused.len());
     Ok(())
 }
 
@@ -568,5 +656,165 @@ fn database_fails() -> anyhow::Result<()> {
         let said = replicas.call(replicas.address(0), &owner, "GET", &group(number), &Value::Null)?;
         ensure!(said.status == 200, "group {number} is lost: {}", said.head);
     }
+    Ok(())
+}
+
+/// The primary ends under writes and reads, its standby is promoted, and the database's address leads there: no request
+/// to the cluster fails, the API says meanwhile that it cannot, and no write that was answered is lost. Then all
+/// connections to the new one fall silent, as where a machine vanishes: others are made in their place.
+fn standby() -> anyhow::Result<()> {
+    let apiserver = Apiserver::plain(&scratch("replicas-standby-apiserver"))?;
+    let dir = scratch("replicas-standby");
+    let primary = Postgres::start(&dir.join("postgres.log"))?;
+    let wire = Wire::to(primary.port())?;
+    let replicas = Replicas::start_on(dir.clone(), (primary, wire.port), 3, "", str::to_owned)?;
+    let standby = replicas.postgres.start_standby(&dir.join("standby.log"))?;
+    let site = replicas.connect("standby", &apiserver.kubeconfig, "h2", "")?;
+    let (owner, token) = (replicas.owner()?, replicas.owner_for(&site.id.audience())?);
+    known_everywhere(&replicas, &site, &token)?;
+    let group = |name: usize| {
+        format!("/subscriptions/{}/resourceGroups/s{name}?api-version=2021-04-01", replicas.text("subscription"))
+    };
+    let (stop, counts, written) = (AtomicBool::new(false), Counts::default(), Mutex::new(Vec::new()));
+    let refused = AtomicUsize::new(0);
+    let write = || {
+        for number in 0.. {
+            if stop.load(Ordering::Relaxed) {
+                return;
+            }
+            let start = Instant::now();
+            let at = replicas.address(number % replicas.count());
+            match replicas.call(at, &owner, "PUT", &group(number), &json!({"location": "local"})) {
+                Ok(said) if matches!(said.status, 200 | 201) => written.lock().unwrap().push(number),
+                Ok(said) if said.status == 503 && said.header("retry-after").is_some() => {
+                    refused.fetch_add(1, Ordering::Relaxed);
+                }
+                other => counts.said.lock().unwrap().push(format!("PUT: {:?}", other.map(|said| said.head))),
+            }
+            pause_after(start);
+        }
+    };
+    // Each replica has written again.
+    let all_write = |what: &str| {
+        let before = written.lock().unwrap().len();
+        eventually(what, Duration::from_secs(90), || {
+            let written = written.lock().unwrap();
+            let later = &written[before..];
+            Ok((0..replicas.count()).all(|replica| later.iter().any(|number| number % replicas.count() == replica)))
+        })
+        .with_context(|| replicas.tails())
+    };
+    std::thread::scope(|scope| {
+        scope.spawn(|| load(&replicas, &site, &token, &stop, &counts));
+        scope.spawn(write);
+        let outcome = (|| {
+            all_write("groups are written")?;
+            replicas.postgres.fail()?;
+            eventually("the API says that it cannot", Duration::from_secs(60), || Ok(of(&refused) > 0))?;
+            more(&counts, 20).context("without a database")?;
+            standby.promote()?;
+            wire.lead_to(standby.port());
+            eprintln!("   {:?} until all write to the standby", all_write("groups are written at the standby")?);
+            more(&counts, 20)?;
+            wire.lose_all();
+            eprintln!("   {:?} until all write on other connections", all_write("groups are written again")?);
+            more(&counts, 20)
+        })();
+        stop.store(true, Ordering::Relaxed);
+        outcome
+    })
+    .with_context(|| replicas.tails())?;
+    let (good, failed) = (of(&counts.good), of(&counts.failed));
+    let written = written.into_inner().unwrap();
+    eprintln!("   {good} answered, {failed} failed, {} groups, {} refused", written.len(), of(&refused));
+    let said = told(&counts);
+    ensure!(failed == 0 && !said.keys().any(|said| said.starts_with("PUT")), "{failed} of {good} failed: {said:#?}");
+    for number in written {
+        let said = replicas.call(replicas.address(0), &owner, "GET", &group(number), &Value::Null)?;
+        ensure!(said.status == 200, "group {number} is lost: {}", said.head);
+    }
+    for number in 0..replicas.count() {
+        let log = std::fs::read_to_string(dir.join(format!("{}.log", replicas.name(number))))?;
+        ensure!(log.contains("everything is read anew"), "{} did not see the promotion", replicas.name(number));
+    }
+    let numbers = "SELECT count(*) = count(DISTINCT number) AND count(*) = max(number) FROM events";
+    let numbered = standby.administer(&format!("psql -Atc '{numbers}' towline"))?;
+    ensure!(numbered.trim() == "t", "events are not numbered from 1, each once");
+    Ok(())
+}
+
+/// Statements that the server counts, of three replicas with a cluster and nothing to do: at most four for each renewal
+/// of a lease, which is every two seconds.
+fn idle() -> anyhow::Result<()> {
+    let apiserver = Apiserver::plain(&scratch("replicas-idle-apiserver"))?;
+    let replicas = Replicas::start("replicas-idle", 3, "")?;
+    let site = replicas.connect("idle", &apiserver.kubeconfig, "h2", "")?;
+    holders(&replicas, &site, 2)?;
+    let ask = |sql: &str| replicas.postgres.administer(&format!("psql -AtF '|' -c \"{sql}\" postgres"));
+    ask("CREATE EXTENSION pg_stat_statements")?;
+    let counted = || -> anyhow::Result<(usize, usize, String)> {
+        let of_towline = "FROM pg_stat_statements s JOIN pg_database d ON d.oid = s.dbid WHERE d.datname = 'towline'";
+        let all = ask(&format!("SELECT calls, regexp_replace(query, '\\s+', ' ', 'g') {of_towline} ORDER BY 1 DESC"))?;
+        let count = |line: &str| line.split_once('|').and_then(|(calls, _)| calls.parse::<usize>().ok());
+        let renewals = all.lines().filter(|line| line.contains("UPDATE replicas SET renewed_ms"));
+        Ok((all.lines().filter_map(count).sum(), renewals.filter_map(count).sum(), all))
+    };
+    let stretch = || -> anyhow::Result<(usize, usize, String)> {
+        ask("SELECT pg_stat_statements_reset()")?;
+        eventually("leases are renewed", Duration::from_secs(120), || Ok(counted()?.1 >= 30))?;
+        counted()
+    };
+    // What the start, the cluster and its agent had to say may be in the first stretch.
+    let mut seen = String::new();
+    for _ in 0..3 {
+        let (all, renewals, statements) = stretch()?;
+        seen += &format!("{all} statements, {renewals} renewals:\n{statements}\n");
+        if all <= 4 * renewals {
+            eprintln!("   {seen}");
+            return Ok(());
+        }
+    }
+    anyhow::bail!("idle replicas send more than two statements a second: {seen}")
+}
+
+/// A copy is made while three serve, and put back while none does: what came later is gone at all of them, agents come
+/// back, and leases of the copy are no one's.
+fn restored() -> anyhow::Result<()> {
+    let apiserver = Apiserver::plain(&scratch("replicas-restored-apiserver"))?;
+    let replicas = Replicas::start("replicas-restored", 3, "")?;
+    let site = replicas.connect("restored", &apiserver.kubeconfig, "h2", "")?;
+    let owner = replicas.owner()?;
+    known_everywhere(&replicas, &site, &replicas.owner_for(&site.id.audience())?)?;
+    let group = |name: &str| {
+        format!("/subscriptions/{}/resourceGroups/{name}?api-version=2021-04-01", replicas.text("subscription"))
+    };
+    let make = |number: usize, name: &str| -> anyhow::Result<()> {
+        let at = replicas.address(number);
+        let said = replicas.call(at, &owner, "PUT", &group(name), &json!({"location": "local"}))?;
+        ensure!(matches!(said.status, 200 | 201), "{name}: {}", said.head);
+        Ok(())
+    };
+    make(0, "before")?;
+    let dump = replicas.dir.join("towline.dump").display().to_string();
+    replicas.postgres.administer(&format!("pg_dump --format=custom --file='{dump}' towline"))?;
+    make(1, "after")?;
+    (0..replicas.count()).try_for_each(|number| replicas.stop(number))?;
+    replicas
+        .postgres
+        .administer(&format!("pg_restore --clean --if-exists --single-transaction --dbname=towline '{dump}'"))?;
+    (0..replicas.count()).try_for_each(|number| replicas.start_again(number))?;
+    let owner = replicas.owner()?;
+    known_everywhere(&replicas, &site, &replicas.owner_for(&site.id.audience())?)?;
+    for number in 0..replicas.count() {
+        for (name, status) in [("before", 200), ("after", 404)] {
+            let said = replicas.call(replicas.address(number), &owner, "GET", &group(name), &Value::Null)?;
+            ensure!(said.status == status, "{name} at {}: {}", replicas.name(number), said.head);
+        }
+    }
+    // A write at one is known by all, and nobody who is gone is waited for.
+    let said = replicas.call(replicas.address(2), &owner, "PUT", &group("later"), &json!({"location": "local"}))?;
+    ensure!(said.status == 201 && said.header("x-towline-unconfirmed-by").is_none(), "{}", said.head);
+    let told: Value = serde_json::from_str(&replicas.command(0, &["replicas"])?)?;
+    ensure!(told["replicas"].as_array().is_some_and(|rows| rows.len() == 3), "{told}");
     Ok(())
 }

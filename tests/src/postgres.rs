@@ -2,10 +2,15 @@
 //! when dropped.
 
 use std::{
+    io::{Read, Write},
+    net::{Shutdown, TcpListener, TcpStream},
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     process::{Command, Stdio},
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU16, AtomicUsize, Ordering},
+    },
     time::Duration,
 };
 
@@ -54,6 +59,43 @@ impl Postgres {
         let this = Self { folder, server: Mutex::new(server), port, address, log };
         this.await_ready()?;
         Ok(this)
+    }
+
+    /// Starts a standby of it at the same address of the machine, which has each write before that is answered. It shows
+    /// the same certificate.
+    pub fn start_standby(&self, log: &Path) -> anyhow::Result<Self> {
+        let folder = tempfile::tempdir()?;
+        let here = self.folder.path();
+        let mut copy = Command::new("cp");
+        copy.arg("-p").args(["ca.crt", "tls.crt", "tls.key"].map(|file| here.join(file))).arg(folder.path());
+        run(&mut copy, Duration::from_secs(10))?.ok()?;
+        if is_root() {
+            run(Command::new("chown").arg("postgres").arg(folder.path()), Duration::from_secs(10))?.ok()?;
+        }
+        let mut backup = program("pg_basebackup")?;
+        backup.args(["--username=postgres", "--wal-method=stream", "--checkpoint=fast", "--write-recovery-conf"]);
+        backup.args(["--no-sync", "-p", &self.port.to_string(), "-h"]).arg(here);
+        backup.arg("-D").arg(folder.path().join("data"));
+        run(&mut backup, Duration::from_secs(120))?.ok()?;
+        let port = std::net::TcpListener::bind((self.address.as_str(), 0))?.local_addr()?.port();
+        let server = serve(folder.path(), &self.address, port, log)?;
+        let standby =
+            Self { folder, server: Mutex::new(server), port, address: self.address.clone(), log: log.to_owned() };
+        standby.await_ready()?;
+        self.administer(
+            "psql -qc \"ALTER SYSTEM SET synchronous_standby_names = '*'\" postgres\n\
+             psql -qc 'SELECT pg_reload_conf()' postgres",
+        )?;
+        eventually("the standby has what is written", Duration::from_secs(30), || {
+            let said = self.administer("psql -Atc 'SELECT sync_state FROM pg_stat_replication' postgres")?;
+            Ok(said.trim() == "sync")
+        })?;
+        Ok(standby)
+    }
+
+    /// Makes a standby the server that is written to.
+    pub fn promote(&self) -> anyhow::Result<()> {
+        self.administer("psql -qc 'SELECT pg_promote()' postgres").map(drop)
     }
 
     fn await_ready(&self) -> anyhow::Result<()> {
@@ -131,8 +173,13 @@ impl Postgres {
 
     /// Address of a database, with a password and whom to trust.
     pub fn url(&self, user: &str, password: &str, database: &str) -> String {
+        self.url_at(self.port, user, password, database)
+    }
+
+    /// The same by way of another port of this machine, such as a [`Wire`]'s.
+    pub fn url_at(&self, port: u16, user: &str, password: &str, database: &str) -> String {
         let ca = self.ca().display().to_string().replace('/', "%2F");
-        format!("postgres://{user}:{password}@localhost:{}/{database}?sslmode=verify-full&sslrootcert={ca}", self.port)
+        format!("postgres://{user}:{password}@localhost:{port}/{database}?sslmode=verify-full&sslrootcert={ca}")
     }
 }
 
@@ -143,10 +190,86 @@ impl Drop for Postgres {
     }
 }
 
+/// An address of this machine that leads to a server, and later to another one, as an address that moves with the primary
+/// does.
+pub struct Wire {
+    /// The port of the address.
+    pub port: u16,
+    /// The port that new connections lead to.
+    to: Arc<AtomicU16>,
+    made: Arc<AtomicUsize>,
+    silent: Arc<Silent>,
+}
+
+/// Connections on which nothing comes through.
+#[derive(Default)]
+struct Silent {
+    /// Those of earlier numbers are.
+    first: AtomicUsize,
+    /// Open until the wire is gone.
+    kept: Mutex<Vec<TcpStream>>,
+}
+
+impl Wire {
+    /// Leads to a port.
+    pub fn to(port: u16) -> anyhow::Result<Self> {
+        let listener = TcpListener::bind("127.0.0.1:0")?;
+        let this = Self {
+            port: listener.local_addr()?.port(),
+            to: Arc::new(AtomicU16::new(port)),
+            made: Arc::default(),
+            silent: Arc::default(),
+        };
+        let (to, made, silent) = (Arc::clone(&this.to), Arc::clone(&this.made), Arc::clone(&this.silent));
+        std::thread::spawn(move || {
+            for socket in listener.incoming().flatten() {
+                let number = made.fetch_add(1, Ordering::SeqCst);
+                // Nobody is there: as a machine says whose server does not run.
+                let Ok(server) = TcpStream::connect(("127.0.0.1", to.load(Ordering::SeqCst))) else { continue };
+                let (Ok(back), Ok(forth)) = (socket.try_clone(), server.try_clone()) else { continue };
+                for (from, into) in [(socket, server), (forth, back)] {
+                    let silent = Arc::clone(&silent);
+                    std::thread::spawn(move || carry(from, into, &silent, number));
+                }
+            }
+        });
+        Ok(this)
+    }
+
+    /// Lets new connections lead to another port.
+    pub fn lead_to(&self, port: u16) {
+        self.to.store(port, Ordering::SeqCst);
+    }
+
+    /// From now on nothing comes through on the connections that there are, not even their end, as where the machine at
+    /// the other end has vanished.
+    pub fn lose_all(&self) {
+        self.silent.first.store(self.made.load(Ordering::SeqCst), Ordering::SeqCst);
+    }
+}
+
+/// Carries bytes one way until the end, and nothing any more once it is silent.
+fn carry(mut from: TcpStream, mut into: TcpStream, silent: &Silent, number: usize) {
+    let mut buffer = vec![0; 16 * 1024];
+    loop {
+        let read = from.read(&mut buffer).unwrap_or(0);
+        if number < silent.first.load(Ordering::SeqCst) {
+            // Whoever waits at the other end hears nothing, also not of this connection's end.
+            silent.kept.lock().unwrap_or_else(PoisonError::into_inner).extend([from, into]);
+            return;
+        }
+        if read == 0 || into.write_all(&buffer[..read]).is_err() {
+            let _ = into.shutdown(Shutdown::Write);
+            return;
+        }
+    }
+}
+
 /// The server's program on a folder that `start_at` made.
 fn serve(folder: &Path, address: &str, port: u16, log: &Path) -> anyhow::Result<Program> {
     let mut command = program("postgres")?;
     command.arg("-D").arg(folder.join("data")).args(["-p", &port.to_string(), "-k"]).arg(folder);
+    command.args(["-c", "shared_preload_libraries=pg_stat_statements"]);
     command.args(["-c", "fsync=off", "-c", "ssl=on", "-c"]).arg(format!("listen_addresses={address}"));
     for (setting, file) in [("ssl_cert_file", "tls.crt"), ("ssl_key_file", "tls.key")] {
         command.arg("-c").arg(format!("{setting}={}", folder.join(file).display()));

@@ -78,8 +78,20 @@ impl Replicas {
     /// The same, where what `init` wrote is changed first.
     pub fn start_with(name: &str, count: usize, more: &str, edit: impl Fn(&str) -> String) -> anyhow::Result<Self> {
         let dir = scratch(name);
-        let private = tempfile::tempdir()?;
         let postgres = Postgres::start(&dir.join("postgres.log"))?;
+        let port = postgres.port();
+        Self::start_on(dir, (postgres, port), count, more, edit)
+    }
+
+    /// The same on a database that was started already, which they reach at another port of this machine.
+    pub fn start_on(
+        dir: PathBuf,
+        (postgres, port): (Postgres, u16),
+        count: usize,
+        more: &str,
+        edit: impl Fn(&str) -> String,
+    ) -> anyhow::Result<Self> {
+        let private = tempfile::tempdir()?;
         let password = "a-pass-word-of-replicas";
         note_secret(password)?;
         postgres.administer(&format!(
@@ -95,7 +107,7 @@ impl Replicas {
         let made: Value = serde_json::from_str(&run(&mut init, Duration::from_secs(30))?.ok()?)?;
         note_secret(made["clientSecret"].as_str().context("no clientSecret")?)?;
         let database = first.join("postgres.url");
-        std::fs::write(&database, postgres.url(DATABASE, password, DATABASE))?;
+        std::fs::write(&database, postgres.url_at(port, DATABASE, password, DATABASE))?;
         private_file(&database)?;
         let config = first.join("gateway.toml");
         let text = std::fs::read_to_string(&config)?;
