@@ -30,7 +30,7 @@ macro_rules! repeated {
     ($once:expr) => {{
         let mut tries = 1;
         loop {
-            match $crate::store::pool::in_time($once).await {
+            match $crate::store::pool::written_in_time($once).await {
                 Err(error) if error.is_conflict() && tries < $crate::store::TRIES => tries += 1,
                 done => break done,
             }

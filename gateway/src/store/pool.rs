@@ -23,8 +23,10 @@ use super::StoreError;
 
 /// How long one statement to a server may take.
 const STATEMENT: Duration = Duration::from_secs(30);
-/// How long all statements of a transaction may take together.
-const TRANSACTION: Duration = Duration::from_secs(60);
+/// How long all statements of a view of several tables may take together.
+const VIEW: Duration = Duration::from_secs(60);
+/// The same of a write, which may be of 10,000 resources on a machine that has much else to do.
+const WRITE: Duration = Duration::from_secs(300);
 /// How long a connection may take to say that it is good. One that is given back in the middle of a statement says so
 /// when that has ended.
 const GOOD: Duration = Duration::from_secs(4);
@@ -111,11 +113,19 @@ impl Doubt {
     }
 }
 
-/// Does a transaction, for a bounded time. One that takes longer is given up with its connection, and nobody knows whether
-/// its last statement was carried out.
+/// Reads by several statements, for a bounded time.
 pub(super) async fn in_time<T, E: From<StoreError>>(work: impl Future<Output = Result<T, E>>) -> Result<T, E> {
-    let given_up = || StoreError::Database(sqlx::Error::PoolTimedOut).into();
-    timeout(TRANSACTION, work).await.unwrap_or_else(|_| Err(given_up()))
+    timeout(VIEW, work).await.unwrap_or_else(|_| Err(given_up()))
+}
+
+/// Writes, for a bounded time. A write that takes longer is given up with its connection, and nobody knows whether its last
+/// statement was carried out.
+pub(super) async fn written_in_time<T, E: From<StoreError>>(work: impl Future<Output = Result<T, E>>) -> Result<T, E> {
+    timeout(WRITE, work).await.unwrap_or_else(|_| Err(given_up()))
+}
+
+fn given_up<E: From<StoreError>>() -> E {
+    StoreError::Database(sqlx::Error::PoolTimedOut).into()
 }
 
 impl<'p> Executor<'p> for &'_ Pool {
