@@ -178,7 +178,9 @@ impl StoreError {
             | sqlx::Error::Tls(_)
             | sqlx::Error::PoolTimedOut
             | sqlx::Error::PoolClosed
-            | sqlx::Error::WorkerCrashed => true,
+            | sqlx::Error::WorkerCrashed
+            // A balancer that has no server closes what it has accepted, in the middle of a greeting.
+            | sqlx::Error::Protocol(_) => true,
             // Class 08: connections. 25006: a primary that has become a standby. 53300: too many connections.
             // 55P03, 57014: a lock or an answer took too long. 57P01 to 57P05: the server stops, starts, or cut it off.
             _ => self.sql_state().is_some_and(|state| {

@@ -200,7 +200,6 @@ fn sessions() -> anyhow::Result<()> {
         Ok(of(&listed(still)?, replicas.name(other)).is_none())
     })?;
     ensure!(at(still, "DELETE", &id)?.status == 404);
-    all_of_a_user(&replicas, &site, &token)?;
 
     replicas.signal(still, "STOP")?;
     let (list, unknown) = (listed(first), at(first, "GET", &id));
@@ -221,7 +220,8 @@ fn sessions() -> anyhow::Result<()> {
         Ok(missing(&listed(first)?).is_empty())
     })
     .with_context(|| replicas.tails())?;
-    Ok(())
+    // Last, for it ends the watches of above too.
+    all_of_a_user(&replicas, &site, &token)
 }
 
 /// A watch at each replica, and one command that ends all of them and no one else's.
@@ -508,7 +508,11 @@ fn rolling() -> anyhow::Result<()> {
             let start = Instant::now();
             if let Some(mut raw) = open("GET", "/api/v1/pods?watch=1", "", "200") {
                 watches.fetch_add(1, Ordering::Relaxed);
-                while !stop.load(Ordering::Relaxed) && matches!(raw.chunk(), Ok(Some(_))) {}
+                while matches!(raw.chunk(), Ok(Some(_))) {
+                    if stop.load(Ordering::Relaxed) {
+                        break;
+                    }
+                }
             }
             pause_after(start);
         }

@@ -90,11 +90,11 @@ impl Doubt {
         let (taken, given) = (self.clone(), self.clone());
         options
             .test_before_acquire(false)
-            .before_acquire(move |connection, about| Box::pin(taken.clone().is_good(connection, about.age)))
-            .after_release(move |connection, about| Box::pin(given.clone().is_good(connection, about.age)))
+            .before_acquire(move |connection, about| Box::pin(taken.clone().good(connection, about.age)))
+            .after_release(move |connection, about| Box::pin(given.clone().good(connection, about.age)))
     }
 
-    async fn is_good(self, connection: &mut AnyConnection, age: Duration) -> Result<bool, sqlx::Error> {
+    async fn good(self, connection: &mut AnyConnection, age: Duration) -> Result<bool, sqlx::Error> {
         if self.is_of(age) {
             return Err(sqlx::Error::PoolTimedOut);
         }

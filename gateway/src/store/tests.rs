@@ -166,6 +166,9 @@ fn t12_a_database_that_is_away_is_told_from_one_that_refuses() {
     }
     let io = StoreError::Database(sqlx::Error::Io(std::io::ErrorKind::ConnectionReset.into()));
     assert!(io.is_unavailable() && StoreError::Database(sqlx::Error::PoolTimedOut).is_unavailable());
+    // What is said where a balancer without a server closes what it has accepted.
+    let closed = sqlx::Error::Protocol("unexpected response from SSLRequest: 0x00".to_owned());
+    assert!(StoreError::Database(closed).is_unavailable());
     assert!(!StoreError::NoBackup.is_unavailable());
 }
 
