@@ -121,7 +121,7 @@ mod tests {
     /// Far longer than anything here takes.
     const PATIENCE: Duration = Duration::from_secs(60);
 
-    /// A long write held up the only worker, and with it whoever would have ended its waiting.
+    /// A long write held up the only worker thread, and so the task that it waited for.
     #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
     async fn long_work_that_borrows_leaves_its_thread_to_others() {
         let tell_later = |told: mpsc::Sender<()>| tokio::spawn(async move { told.send(()) });

@@ -149,14 +149,7 @@ fn sessions() -> anyhow::Result<()> {
     known_everywhere(&replicas, &site, &token)?;
     // What goes by way of one that stands still stands still with it, so that it is one without a tunnel.
     let [first, still, other] = without_tunnel(&replicas)?;
-    let mut watches = Vec::new();
-    for number in 0..replicas.count() {
-        let mut raw = Raw::connect(replicas.address(number), &replicas.ca(), &[b"http/1.1"])?;
-        let (path, host) = (format!("/{}/api/v1/pods?watch=1", site.id.key()), replicas.front.address);
-        raw.send(format!("GET {path} HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {token}\r\n\r\n").as_bytes())?;
-        ensure!(raw.head()?.starts_with("HTTP/1.1 200"));
-        watches.push(raw);
-    }
+    let mut watches = watch_at_each(&replicas, &site, &token)?;
     let at = |number: usize, method: &str, id: &str| {
         let path = format!("{SESSIONS}{id}?api-version=2026-05-01");
         replicas.call(replicas.address(number), &owner, method, &path, &Value::Null)
@@ -224,6 +217,18 @@ fn sessions() -> anyhow::Result<()> {
     all_of_a_user(&replicas, &site, &token)
 }
 
+/// A watch of pods at each replica, which has answered.
+fn watch_at_each(replicas: &Replicas, site: &Site, token: &str) -> anyhow::Result<Vec<Raw>> {
+    let open = |number| {
+        let mut raw = Raw::connect(replicas.address(number), &replicas.ca(), &[b"http/1.1"])?;
+        let (path, host) = (format!("/{}/api/v1/pods?watch=1", site.id.key()), replicas.front.address);
+        raw.send(format!("GET {path} HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {token}\r\n\r\n").as_bytes())?;
+        ensure!(raw.head()?.starts_with("HTTP/1.1 200"));
+        Ok(raw)
+    };
+    (0..replicas.count()).map(open).collect()
+}
+
 /// A watch at each replica, and one command that ends all of them and no one else's.
 fn all_of_a_user(replicas: &Replicas, site: &Site, token: &str) -> anyhow::Result<()> {
     let home = tempfile::tempdir()?;
@@ -234,14 +239,7 @@ fn all_of_a_user(replicas: &Replicas, site: &Site, token: &str) -> anyhow::Resul
     };
     let (url, ca, id) = (replicas.text("url"), replicas.ca().display().to_string(), replicas.text("clientId"));
     towline(&["login", &url, "--ca", &ca, "--service-principal", "-u", &id])?;
-    let mut watches = Vec::new();
-    for number in 0..replicas.count() {
-        let mut raw = Raw::connect(replicas.address(number), &replicas.ca(), &[b"http/1.1"])?;
-        let (path, host) = (format!("/{}/api/v1/pods?watch=1", site.id.key()), replicas.front.address);
-        raw.send(format!("GET {path} HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {token}\r\n\r\n").as_bytes())?;
-        ensure!(raw.head()?.starts_with("HTTP/1.1 200"));
-        watches.push(raw);
-    }
+    let watches = watch_at_each(replicas, site, token)?;
     let listed = || -> anyhow::Result<Vec<Value>> {
         let list: Value = serde_json::from_str(&towline(&["sessions", "list", "-o", "json"])?)?;
         Ok(list.as_array().cloned().unwrap_or_default())

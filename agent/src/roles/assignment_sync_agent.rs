@@ -2,8 +2,8 @@
 //! as they change, and again before their statement expires. While the gateway cannot be reached, the last snapshot
 //! stays in use until its statement expires. Each process that decides by assignments runs this role.
 //!
-//! Guard answers the apiserver also while there is no tunnel: it keeps the last snapshot where its next pod finds it
-//! ([`kept`]). `clusterconnect-agent` keeps none, for without a tunnel nobody asks it.
+//! Guard answers the apiserver also while there is no tunnel. So it keeps the last snapshot in a Secret, which its next
+//! pod reads when it starts ([`kept`]). `clusterconnect-agent` keeps none, for without a tunnel nobody asks it.
 
 pub mod kept;
 

@@ -20,8 +20,8 @@ use crate::{
 
 /// How long a connection to the apiserver may take.
 const CONNECT: Duration = Duration::from_secs(10);
-/// How long an answer may say nothing, or no more. The apiserver ends a watch after 290 seconds, so that a longer silence is
-/// a connection that is gone without a word: whoever waits for it would wait for ever.
+/// How long the apiserver may send nothing, before an answer or in the middle of one. It ends a watch after 290 seconds, so
+/// after a longer silence the connection is broken, although the operating system has not noticed.
 const SILENCE: Duration = Duration::from_secs(310);
 
 /// Why there is no client.
@@ -130,7 +130,7 @@ mod tests {
         let silent = tokio::spawn(async move {
             let (mut connection, _) = listener.accept().await.unwrap();
             let mut asked = Vec::new();
-            // Until who asks has given up.
+            // Ends when the client gives up.
             let _ = connection.read_to_end(&mut asked).await;
             asked
         });

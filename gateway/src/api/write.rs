@@ -317,7 +317,8 @@ struct Written {
     patched: bool,
 }
 
-/// The answer to a write. `_done`: what it was made of, which is needed no more.
+/// The answer to a write. `_done`: what the write was made of. It is freed here, within the turn of the answer, because
+/// freeing many values takes long too.
 async fn answer(
     call: &Call<'_>,
     (kind, version): (&'static dyn Kind, &str),

@@ -60,8 +60,8 @@ pub enum Step {
 
 /// How long it takes at most until operations are looked for again, while none of them can be ended.
 const PAUSE_MOST: Duration = Duration::from_secs(15);
-/// The same where there are several gateways and none is due: whoever begins an operation, or wakes one, goes on with it
-/// at once, and another gateway only where that one ended in between.
+/// The same where there are several gateways and no operation is due. The gateway that begins or wakes an operation carries
+/// it on at once; another one takes it over only if that gateway has ended in between.
 const LOOK_AS_REPLICA: Duration = Duration::from_secs(10);
 /// Operations of a kind that are taken up at once.
 const OPERATIONS_AT_ONCE: u32 = 64;

@@ -1,9 +1,9 @@
 //! The last snapshot of roles and assignments, kept for guard's next pod: one that starts while the gateway is away goes
 //! on by it until its statement expires.
 //!
-//! What is read is verified as if the gateway had just said it. So whoever can write there can take it away, or put back
-//! an older one whose statement still holds, and can make none. All pods of guard keep the same one: each reads before
-//! it writes, writes only what is newer, and only if nobody else has written meanwhile.
+//! A snapshot that is read there is verified like one that the gateway has just sent. So somebody who can write there can
+//! remove it, or put back an older one whose statement has not expired, but cannot forge one. All pods of guard share one
+//! kept snapshot: each reads it before it writes, writes only a newer one, and only if no other pod has written meanwhile.
 
 use std::{
     io::{self, Read as _, Write as _},

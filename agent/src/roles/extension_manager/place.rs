@@ -123,8 +123,8 @@ fn goes_with(meta: &ObjectMeta, extension: &str, is_gone: impl Fn(&str) -> bool)
     owner.is_some_and(|owner| owner == extension || is_gone(owner)) && meta.deletion_timestamp.is_none()
 }
 
-/// Removes what was made for an extension; the namespace only if it was made for an extension, nothing is in it, and
-/// whoever it was made for is gone too.
+/// Removes what was made for an extension. The namespace goes only if it was made for an extension, that extension is gone
+/// too, and the namespace is empty.
 ///
 /// # Errors
 /// What stays, and why.

@@ -687,7 +687,7 @@ mod tests {
             error.contains("Either kustomize-controller does not run") && error.contains("of 30 seconds"),
             "{error}"
         );
-        // Whoever pushes again and again begins a new attempt each time.
+        // Each new commit begins a new attempt, with its own time.
         let mut memory = Memory::default();
         memory.judge(&timed(30, "Unknown", "Progressing"), MAIN, now);
         let mut next = (*timed(30, "Unknown", "Progressing")).clone();

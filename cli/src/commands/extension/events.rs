@@ -74,7 +74,7 @@ async fn ask(api: &Api, target: &str, extension: &NamedExtension) -> Outcome<Vec
 struct Known(HashMap<(u64, String), u64>);
 
 impl Known {
-    /// Forgets what is listed no more.
+    /// Forgets events that are no longer in the list.
     fn keep(&mut self, rows: &[Value]) {
         let listed: HashSet<_> = rows.iter().map(key).collect();
         self.0.retain(|one, _| listed.contains(one));
