@@ -33,6 +33,7 @@ pub fn tests() -> Vec<Trial> {
 /// Guard as a process beside the apiserver; its files are in `dir`.
 struct Guard {
     program: Program,
+    config: PathBuf,
     dir: PathBuf,
 }
 
@@ -50,10 +51,8 @@ impl Guard {
         );
         let config = config.with_file_name("guard.toml");
         std::fs::write(&config, text)?;
-        let mut command = Command::new(binary("towline-agent"));
-        command.arg("run").arg("--config").arg(&config).stdout(Stdio::null());
-        let program = Program::start("guard", command, &stack.dir.join("guard.log"))?;
-        let guard = Self { program, dir };
+        let program = run_guard(stack, &config)?;
+        let guard = Self { program, config, dir };
         eventually("guard has written the apiserver's files", Duration::from_secs(20), || {
             Ok(["guard-authn-webhook.yaml", "guard-authz-webhook.yaml"]
                 .iter()
@@ -61,6 +60,13 @@ impl Guard {
         })
         .with_context(|| guard.program.tail())?;
         Ok(guard)
+    }
+
+    /// Another process in its place, which has nothing but what is in the folder.
+    fn replaced(self, stack: &Stack) -> anyhow::Result<Self> {
+        let Self { program, config, dir } = self;
+        drop(program);
+        Ok(Self { program: run_guard(stack, &config)?, config, dir })
     }
 
     /// What an apiserver is started with, so that changes show within a second.
@@ -77,6 +83,12 @@ impl Guard {
             "--authorization-webhook-cache-unauthorized-ttl=1s".to_owned(),
         ]
     }
+}
+
+fn run_guard(stack: &Stack, config: &Path) -> anyhow::Result<Program> {
+    let mut command = Command::new(binary("towline-agent"));
+    command.arg("run").arg("--config").arg(config).stdout(Stdio::null());
+    Program::start("guard", command, &stack.dir.join("guard.log"))
 }
 
 /// A kubeconfig of a user for the apiserver itself.
@@ -188,6 +200,16 @@ fn straight() -> anyhow::Result<()> {
     stack.kill_gateway();
     ensure!(viewer.ok(&["get", "configmaps", "-n", "seen", "-o", "name"])?.contains("configmap/one"));
     refused(&viewer, &["get", "secrets", "-n", "seen"])?;
+
+    // Another guard, which never hears the gateway, goes on by what this one kept.
+    ensure!(guard.dir.join("snapshot.json.gz").exists(), "{}", guard.program.tail());
+    let guard = guard.replaced(&stack)?;
+    eventually("a viewer sees what the kept snapshot says", Duration::from_secs(30), || {
+        Ok(viewer.run(&["get", "configmaps", "-n", "seen", "-o", "name"])?.text().contains("configmap/one"))
+    })
+    .with_context(|| guard.program.tail())?;
+    refused(&viewer, &["get", "secrets", "-n", "seen"])?;
+    refused(&stranger, &["get", "configmaps", "-n", "seen"])?;
 
     // Guard does not answer: the apiserver gives up after 30 s, and its own users wait for nothing.
     guard.program.signal("STOP")?;

@@ -206,8 +206,16 @@ fn guide() -> anyhow::Result<()> {
     straight(&owner, &viewer, &stranger)?;
     troubleshoot(&desk, &guide)?;
 
-    // The gateway is gone: what it said last holds, and so do tokens that were given before.
+    // The gateway is gone: what it said last holds, for pods that start now as well, and so do tokens that were given
+    // before.
+    eventually("guard has kept its snapshot", Duration::from_secs(60), || {
+        let kept = ["-n", "towline", "get", "secret", "towline-guard-snapshot", "-o", "jsonpath={.data}"];
+        Ok(admin.ok(&kept)?.contains("snapshot.json.gz"))
+    })
+    .with_context(pods)?;
     site.stack.kill_gateway();
+    sees(&viewer)?;
+    admin.ok(&["-n", "towline", "delete", "pods", "-l", PODS, "--force", "--grace-period=0"])?;
     sees(&viewer)?;
     refused(&viewer, &["get", "secrets", "-n", SEEN])?;
     exec(&owner)?;
@@ -289,15 +297,18 @@ fn troubleshoot(desk: &Desk<'_>, guide: &Guide) -> anyhow::Result<()> {
     };
     let of = |all: &[Value], check: &str| all.iter().find(|one| one["check"] == check).cloned().unwrap_or_default();
     let all = found(&desk.admin_file()?)?;
-    for check in ["guard_pods_check", "guard_certificate_check", "guard_apiserver_check"] {
+    for check in ["guard_pods_check", "guard_certificate_check", "guard_apiserver_check", "guard_token_check"] {
         ensure!(of(&all, check)["state"] == "Passed", "{check}: {all:?}");
     }
     let all = found(cluster().admin_kubeconfig())?;
-    let asks = of(&all, "guard_apiserver_check");
-    ensure!(
-        asks["state"] == "Failed" && asks["remedies"][0].as_str().is_some_and(|text| text.contains("docs/guard.md")),
-        "{asks}"
-    );
+    for check in ["guard_apiserver_check", "guard_token_check"] {
+        let asks = of(&all, check);
+        ensure!(
+            asks["state"] == "Failed"
+                && asks["remedies"][0].as_str().is_some_and(|text| text.contains("docs/guard.md")),
+            "{asks}"
+        );
+    }
     Ok(())
 }
 

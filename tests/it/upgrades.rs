@@ -18,8 +18,8 @@ use serde_json::{Value, json};
 use tests::{
     case::{Needs, installs},
     cluster::cluster,
-    kubectl::Kubectl,
-    programs::{Output, binary, eventually, pause_after, root, run, scratch},
+    kubectl::{Kubectl, pod},
+    programs::{Output, Program, binary, eventually, pause_after, root, run, scratch},
     stack::grant_in_cluster,
 };
 
@@ -66,6 +66,8 @@ const CRASHES: &str = "0.91.4";
 /// The version that the gateway gives by itself, of a train that has no other; it needs more rights.
 const WAVE: &str = "0.92.0";
 const TRAIN: &str = "Waves";
+/// The namespace of what is open meanwhile.
+const OPEN: &str = "view-only";
 /// The version that a deletion meets half-way.
 const CUT_OFF: &str = "0.92.1";
 
@@ -242,6 +244,7 @@ fn upgrades() -> anyhow::Result<()> {
     load_variant(WAVE, "rights")?;
     load_variant(CUT_OFF, "")?;
     desk.note("images");
+    cluster().admin().namespace(OPEN).apply(&pod("open", "sleep 3600"))?;
     let before = settled()?;
     desk.type_in(Guide::line(&guide.connect, "--disable-auto-upgrade ")?, "")?;
     let upgrader = ["get", "deployment", "upgrader", "--ignore-not-found", "-o", "name"];
@@ -271,7 +274,9 @@ fn upgrades() -> anyhow::Result<()> {
     // Somebody has repaired it, and has the cluster forget what came of it.
     load_variant(CRASHES, "")?;
     desk.type_in(&guide.again, "")?;
+    let open = Open::begin(&kubectl, &desk.folder)?;
     desk.succeeds(CRASHES)?;
+    open.ends_and_goes_on(&kubectl)?;
     wave(&desk)?;
     going.end()?;
     let told = desk.admin.ok(&["get", "configmap", "upgrader", "-o", "jsonpath={.data.agent\\.toml}"])?;
@@ -367,6 +372,50 @@ fn load_variant(version: &str, fault: &str) -> anyhow::Result<()> {
 fn images(admin: &Kubectl) -> anyhow::Result<Vec<String>> {
     let path = "jsonpath={.items[*].spec.template.spec.containers[*].image}";
     Ok(admin.ok(&["get", "deployments", "-o", path])?.split_whitespace().map(str::to_owned).collect())
+}
+
+/// What somebody has open while the pods that hold the tunnel are replaced: a watch, and a session in a container.
+struct Open {
+    watch: Program,
+    session: Program,
+    watched: PathBuf,
+}
+
+impl Open {
+    fn begin(kubectl: &Kubectl, folder: &Path) -> anyhow::Result<Self> {
+        let there = kubectl.clone().namespace(OPEN);
+        cluster().admin().ok(&["wait", "-n", OPEN, "pod/open", "--for=condition=Ready", "--timeout=60s"])?;
+        let (watched, said) = (folder.join("watched"), folder.join("said"));
+        let begin = |name: &str, args: &[&str], out: &Path| {
+            let mut command = there.command(args);
+            command.stdout(std::fs::File::create(out)?);
+            Program::start(name, command, &folder.join(format!("{name}.log")))
+        };
+        let watch = begin("watch", &["get", "configmaps", "--watch", "-o", "name"], &watched)?;
+        let session = begin("session", &["exec", "open", "--", "sh", "-c", "echo open; exec sleep 3600"], &said)?;
+        let open = Self { watch, session, watched };
+        eventually("a watch and a session are open", Duration::from_secs(60), || {
+            Ok(std::fs::read_to_string(&said)?.contains("open") && !std::fs::read_to_string(&open.watched)?.is_empty())
+        })
+        .with_context(|| open.session.tail())?;
+        Ok(open)
+    }
+
+    /// Both end with the old pods, the session with a failure, and both can be opened again at once; what docs/upgrades.md
+    /// says of them.
+    fn ends_and_goes_on(mut self, kubectl: &Kubectl) -> anyhow::Result<()> {
+        let there = kubectl.clone().namespace(OPEN);
+        let session = self.session.wait(Duration::from_secs(120))?;
+        ensure!(session != Some(0), "a session that was cut is no success: {}", self.session.tail());
+        let watch = self.watch.wait(Duration::from_secs(120))?;
+        println!(
+            "the watch ended with {watch:?}: {}; the session with {session:?}: {}",
+            self.watch.tail(),
+            self.session.tail()
+        );
+        ensure!(there.ok(&["exec", "open", "--", "echo", "again"])?.trim() == "again");
+        cluster().admin().ok(&["delete", "pod", "-n", OPEN, "open", "--now"]).map(drop)
+    }
 }
 
 /// kubectl through the tunnel, one request after the other, until it is told to end.
