@@ -401,18 +401,18 @@ impl Open {
         Ok(open)
     }
 
-    /// Both end with the old pods, the session with a failure, and both can be opened again at once; what docs/upgrades.md
-    /// says of them.
+    /// What docs/upgrades.md says of them: the watch ends as after an apiserver's restart, the session with a failure, and
+    /// both can be opened again at once.
     fn ends_and_goes_on(mut self, kubectl: &Kubectl) -> anyhow::Result<()> {
         let there = kubectl.clone().namespace(OPEN);
+        let watch = self.watch.wait(Duration::from_secs(120))?;
+        ensure!(
+            watch == Some(0),
+            "a watch that ends with the old pods is no failure: {watch:?}: {}",
+            self.watch.tail()
+        );
         let session = self.session.wait(Duration::from_secs(120))?;
         ensure!(session != Some(0), "a session that was cut is no success: {}", self.session.tail());
-        let watch = self.watch.wait(Duration::from_secs(120))?;
-        println!(
-            "the watch ended with {watch:?}: {}; the session with {session:?}: {}",
-            self.watch.tail(),
-            self.session.tail()
-        );
         ensure!(there.ok(&["exec", "open", "--", "echo", "again"])?.trim() == "again");
         cluster().admin().ok(&["delete", "pod", "-n", OPEN, "open", "--now"]).map(drop)
     }
