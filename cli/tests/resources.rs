@@ -36,9 +36,11 @@ fn u3_agents_are_upgraded_by_hand_only_while_they_do_not_upgrade_themselves() {
     let refused = site.fails(1, &upgrade);
     assert!(refused.contains("is only supported when auto-upgrade is set to false."), "{refused}");
     assert!(refused.contains("hint: towline update -g web -n one --auto-upgrade false"), "{refused}");
-    let other = site.fails(2, &[&upgrade[..], &["--agent-version", "0.0.1"]].concat());
-    assert!(other.contains("installs agents of that version") && other.contains("hint: use towline of version 0.0.1"));
+    let other = [&upgrade[..], &["--agent-version", "0.0.1"]].concat();
+    assert!(site.fails(1, &other).contains("is only supported when auto-upgrade is set to false."));
     site.ok(&["update", "-n", "one", "-g", "web", "--auto-upgrade", "false"]);
+    let other = site.fails(2, &other);
+    assert!(other.contains("installs agents of that version") && other.contains("hint: use towline of version 0.0.1"));
     assert!(site.fails(2, &upgrade).contains("/nowhere"), "it goes on to the cluster");
 }
 

@@ -126,6 +126,8 @@ pub struct Writing<'a> {
     pub id: &'a ResourceId,
     /// What is there now.
     pub old: Option<&'a Stored>,
+    /// What the client sent: of a PATCH, what it changes.
+    pub said: &'a Map<String, Value>,
     /// The user or service principal that writes.
     pub caller: &'a Caller,
     /// As this api-version has it.

@@ -20,7 +20,7 @@ use serde_json::Value;
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 use types::ids::ClusterId;
 
-use self::plan::{Change, Member, Phase, Plan, Said};
+use self::plan::{Change, Member, Offer, Phase, Plan, Said};
 use crate::{
     aside::aside,
     cluster::upgrade::{self, Noted, TYPE},
@@ -155,8 +155,11 @@ async fn planned(control: &Control) -> Result<Planned, String> {
     let (index, settings, so_far) = (control.catalogue(), control.settings.upgrades.clone(), said.clone());
     // All clusters of all tenants in one piece.
     let planning = aside(move || {
-        let kind = index.as_ref().and_then(|index| index.types.iter().find(|kind| kind.name == TYPE));
-        let plan = plan::plan(&members, kind, &settings, &so_far, now_ms);
+        let offer = match &index {
+            None => Offer::Unknown,
+            Some(index) => index.types.iter().find(|kind| kind.name == TYPE).map_or(Offer::Nothing, Offer::Of),
+        };
+        let plan = plan::plan(&members, offer, &settings, &so_far, now_ms);
         let changed: HashSet<&str> =
             plan.changes.iter().chain(plan.tried_again()).map(|one| one.key.as_str()).collect();
         all.retain(|key, _| changed.contains(key.as_str()));
@@ -175,7 +178,10 @@ fn member(control: &Control, stored: &Stored, agent: &Agent, now_ms: i64) -> Opt
     }
     let own = stored.body.as_object().and_then(properties)?;
     let noted = Noted::of(own);
-    let since = noted.since.as_deref().and_then(|since| OffsetDateTime::parse(since, &Rfc3339).ok());
+    let milliseconds = |time: &Option<String>| {
+        let time = OffsetDateTime::parse(time.as_deref()?, &Rfc3339).ok()?;
+        Some(time.unix_timestamp() * 1000)
+    };
     let fact = |name: &str| agent.facts.get(name).and_then(Value::as_str);
     let live = control.is_live(&id.key());
     Some(Member {
@@ -186,7 +192,8 @@ fn member(control: &Control, stored: &Stored, agent: &Agent, now_ms: i64) -> Opt
         running: fact("agentVersion").and_then(|text| text.parse().ok()),
         kubernetes: fact("kubernetesVersion").and_then(|text| text.parse().ok()),
         distribution: fact("distribution").map(str::to_owned),
-        since_ms: since.map(|since| since.unix_timestamp() * 1000),
+        since_ms: milliseconds(&noted.since),
+        begun_ms: milliseconds(&noted.begun),
         told: upgrade::told(&agent.facts),
         noted,
     })

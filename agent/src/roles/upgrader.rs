@@ -35,7 +35,7 @@ use types::agent_api::{Desired, codes};
 use self::{
     job::{Plan, Work},
     judge::{Images, Judged, Refusal, There},
-    state::{Kept, Phase, State, TRUST},
+    state::{Kept, NEWEST, Phase, State, TRUST},
 };
 use super::{
     Entry, Role,
@@ -110,7 +110,8 @@ pub struct Upgrader {
     desired: watch::Receiver<Option<Desired>>,
     clock: SharedClock,
     health: Reporter,
-    /// The version that was begun last, and when: one that waited or could not begin is not begun again at once.
+    /// The version that was begun last, and when it may be begun again: one that waited or could not begin is not begun
+    /// again at once.
     begun: Mutex<Option<(String, Instant)>>,
 }
 
@@ -222,11 +223,23 @@ impl Upgrader {
                         Some(before) => self.kept.set(&before).await?,
                         None => self.kept.write(&json!({ state::STATE: Value::Null })).await?,
                     }
+                    // Wanted again, as after a pause, it need not wait for long.
+                    self.may_begin_within(AGAIN);
+                }
+                // What was taken out of the catalogue, and keys that were replaced, are known before anything is wanted
+                // again: no older catalogue is believed then (docs/catalogue.md).
+                if let Err(problem) = catalogue.look().await {
+                    tracing::debug!(reason = problem.code, error = problem.message, "no catalogue of the agents");
                 }
                 return Ok(self.settings.interval);
             }
             Judged::Refused(refusal) => refusal,
-            Judged::Begin(version, _) if self.is_too_soon(&version) => return Ok(self.settings.interval),
+            // Preparing without a Job: it was not made, or somebody removed it.
+            Judged::Begin(version, _)
+                if self.is_too_soon(&version) && last.is_none_or(|last| last.phase != Phase::Preparing) =>
+            {
+                return Ok(self.settings.interval);
+            }
             Judged::Begin(version, images) => match self.plan(catalogue, &version, &images).await {
                 Ok(plan) => return self.begin(plan, last).await,
                 Err(problem) => Refusal { version, reason: problem.code, message: problem.message },
@@ -247,7 +260,14 @@ impl Upgrader {
 
     fn is_too_soon(&self, version: &str) -> bool {
         let begun = self.begun.lock().unwrap_or_else(PoisonError::into_inner);
-        begun.as_ref().is_some_and(|(last, at)| last == version && at.elapsed() < self.settings.interval)
+        begun.as_ref().is_some_and(|(last, again)| last == version && Instant::now() < *again)
+    }
+
+    fn may_begin_within(&self, wait: Duration) {
+        let mut begun = self.begun.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, again)) = begun.as_mut() {
+            *again = (*again).min(Instant::now() + wait);
+        }
     }
 
     /// What is known of the agents that run.
@@ -256,7 +276,19 @@ impl Upgrader {
         let agent = deployments.get(Deployment::ClusterconnectAgent.name()).await?;
         let extensions = deployments.get_opt(Deployment::ExtensionManager.name()).await?;
         let label = |name: &str| agent.metadata.labels.as_ref().and_then(|labels| labels.get(name).cloned());
+        let running = daemon::release::version();
+        let newest = match self.kept.read(NEWEST).await? {
+            Some(newest) if judge::is_newer(&newest, running) => newest,
+            // What cannot be read is written anew.
+            before => {
+                if before.as_deref() != Some(running) {
+                    self.kept.write(&json!({ NEWEST: running })).await?;
+                }
+                running.to_owned()
+            }
+        };
         Ok(There {
+            newest,
             managed_by: label("app.kubernetes.io/managed-by").unwrap_or_default(),
             installed: label("app.kubernetes.io/version").unwrap_or_default(),
             agent: image(&agent),
@@ -308,8 +340,9 @@ impl Upgrader {
     async fn begin(&self, plan: Plan, last: Option<&State>) -> Result<Duration, kube::Error> {
         let (version, image) = (plan.version.clone(), plan.agent.clone());
         tracing::info!(version, image, "the agents are upgraded");
-        let state = State::new(&version, daemon::release::version(), last, self.clock.now());
-        *self.begun.lock().unwrap_or_else(PoisonError::into_inner) = Some((version, Instant::now()));
+        let state = State::new(&version, daemon::release::version(), last, self.clock.now()).after(last);
+        let again = Instant::now() + self.settings.interval;
+        *self.begun.lock().unwrap_or_else(PoisonError::into_inner) = Some((version, again));
         self.kept.set(&state).await?;
         let Err(error) = self.make_job(&Work::Upgrade(plan)).await else { return Ok(TICK) };
         if let kube::Error::Api(status) = &error {

@@ -7,7 +7,7 @@ use std::{process::ExitCode, time::Duration};
 
 use anyhow::anyhow;
 use daemon::settings::positive_duration;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::{
     CommonArgs,
@@ -22,13 +22,17 @@ use crate::{
     manifests, output,
 };
 
+/// The property of a cluster about its agents, and in it the version that a person wants.
+const PROFILE: &str = "arcAgentProfile";
+const DESIRED: &str = "desiredAgentVersion";
+
 /// Upgrade the agents of a cluster to the version of this command, by hand
 #[derive(Debug, clap::Args)]
 pub struct Args {
     /// The connected cluster, by name and resource group.
     #[command(flatten)]
     pub cluster: NamedCluster,
-    /// The version that they get; only that of this command, which has no other
+    /// The version that they get; another one than this command's is left to agents that upgrade themselves
     #[arg(long, value_name = "VERSION")]
     pub agent_version: Option<String>,
     /// How long the new agents may take to connect; then the old ones come back
@@ -55,11 +59,6 @@ fn duration_or_seconds(text: &str) -> Result<Duration, String> {
 
 pub async fn run(args: Args) -> Outcome {
     let own = manifests::version();
-    if let Some(wanted) = args.agent_version.as_deref().filter(|wanted| *wanted != own) {
-        let error =
-            anyhow!("--agent-version {wanted}: this command is version {own}, and installs agents of that version");
-        return Err(Failure::usage(error).hint(format!("use towline of version {wanted}; or leave the option out")));
-    }
     let context = Context::open(&args.common.context).await?;
     let (api, id) = (Api::of(&context)?, context.cluster(&args.cluster.resource_group, &args.cluster.name)?);
     let target = at(&id, versions::CLUSTERS);
@@ -71,10 +70,35 @@ pub async fn run(args: Args) -> Outcome {
         );
         refuse_beside_automatic(&resource, "towline upgrade", &hint)?;
     }
+    if let Some(wanted) = args.agent_version.as_deref().filter(|wanted| *wanted != own) {
+        let error =
+            anyhow!("--agent-version {wanted}: this command is version {own}, and installs agents of that version");
+        let hint = format!(
+            "use towline of version {wanted}; or have agents that upgrade themselves take it from the catalogue: towline rest -m PATCH -u {target:?} -b '{}'",
+            wanting(wanted)
+        );
+        return Err(Failure::usage(error).hint(hint));
+    }
     let wait = Wait { limit: args.upgrade_timeout, ..Wait::default() };
     update_agents(Update::of_upgrade(&args.kube, args.rights_only, wait), &context, &id).await?;
+    // Agents that upgrade themselves would go back to the version that somebody wanted before.
+    let wanted = resource["properties"][PROFILE][DESIRED].as_str().filter(|wanted| !wanted.is_empty());
+    if !args.rights_only && wanted.is_some_and(|wanted| wanted != own) {
+        api.patch(&target, &wanting(own)).await.map_err(|failure| {
+            let hint = format!(
+                "the agents have version {own}; but the cluster still names {} as {DESIRED}, to which agents go back that upgrade themselves: have somebody change it who may",
+                wanted.unwrap_or_default()
+            );
+            failure.hint(hint)
+        })?;
+    }
     output::print(&with_group(api.get(&target).await?), &args.common.output, DETAILS)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Has agents that are not upgraded automatically take a version.
+fn wanting(version: &str) -> Value {
+    json!({"properties": {PROFILE: {DESIRED: version}}})
 }
 
 /// Refuses to change the version of agents by hand that upgrade themselves (docs/features.md U3).
@@ -83,7 +107,7 @@ pub async fn run(args: Args) -> Outcome {
 /// Automatic upgrades of this cluster are on.
 pub fn refuse_beside_automatic(resource: &Value, command: &str, hint: &str) -> Outcome<()> {
     // What is not said is on.
-    if resource["properties"]["arcAgentProfile"]["agentAutoUpgrade"] == "Disabled" {
+    if resource["properties"][PROFILE]["agentAutoUpgrade"] == "Disabled" {
         return Ok(());
     }
     let error = anyhow!("'{command}' to manually upgrade agents is only supported when auto-upgrade is set to false.");

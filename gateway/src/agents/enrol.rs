@@ -110,7 +110,9 @@ async fn created(
     let caller = Caller::by_token_of(&held.created_by);
     let control = &call.control;
     let version = ConnectedClusters.api_versions().last().copied().unwrap_or_default();
-    let writing = Writing { id, old: None, caller: &caller, version, now_ms: control.now_ms(), control, issuer: None };
+    let said = body.clone();
+    let now_ms = control.now_ms();
+    let writing = Writing { id, old: None, said: &said, caller: &caller, version, now_ms, control, issuer: None };
     ConnectedClusters.write(&mut body, &writing).await?;
     system_data(&mut body, &writing);
     Ok(Stored {

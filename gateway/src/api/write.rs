@@ -281,6 +281,7 @@ async fn prepare<'a>(
     let writing = Writing {
         id,
         old,
+        said: change.given(),
         caller: &call.caller,
         version,
         now_ms: call.now_ms,
@@ -431,7 +432,7 @@ async fn beside(call: &Call<'_>, writing: &Writing<'_>, brought: Brought) -> Res
     };
     let kind = read::kind_of(&id)?;
     let mut body = schema::check(kind.schema(), &raw)?;
-    let writing = Writing { id: &id, old: None, ..*writing };
+    let writing = Writing { id: &id, old: None, said: &raw, ..*writing };
     kind.write(&mut body, &writing).await?;
     system_data(&mut body, &writing);
     let (begins, _) = begun(call, kind, &id, None, &mut body, Given::Nothing);

@@ -12,10 +12,16 @@ pub const PROPERTY: &str = "miscellaneousProperties";
 const TARGET: &str = "targetAgentVersion";
 /// Since when, RFC 3339.
 const SINCE: &str = "targetAgentVersionSince";
+/// Since when they are at work on it, RFC 3339.
+const BEGUN: &str = "targetAgentVersionBegun";
 /// A version that these agents do not get again: an upgrade to it was rolled back, failed, or never began.
 const LEFT: &str = "failedAgentVersion";
 /// The cause for [`LEFT`].
 const WHY: &str = "failedAgentVersionReason";
+
+/// The property of the resource about its agents, and in it the version that a person wants.
+const PROFILE: &str = "arcAgentProfile";
+const DESIRED: &str = "desiredAgentVersion";
 
 /// How far an upgrade is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -75,6 +81,8 @@ pub struct Noted {
     pub target: Option<String>,
     /// Since when, RFC 3339.
     pub since: Option<String>,
+    /// Since when they are at work on it, RFC 3339.
+    pub begun: Option<String>,
     /// The version that they do not get again.
     pub left: Option<String>,
     /// The cause for `left`.
@@ -88,13 +96,15 @@ impl Noted {
             let text = properties.get(PROPERTY)?.get(name)?.as_str()?;
             Some(text.to_owned()).filter(|text| !text.is_empty())
         };
-        Self { target: text(TARGET), since: text(SINCE), left: text(LEFT), why: text(WHY) }
+        Self { target: text(TARGET), since: text(SINCE), begun: text(BEGUN), left: text(LEFT), why: text(WHY) }
     }
 
     /// Writes it into the properties of a resource, beside what else is there.
     pub fn keep(&self, properties: &mut Map<String, Value>) {
         let mut all = properties.get(PROPERTY).and_then(Value::as_object).cloned().unwrap_or_default();
-        for (name, value) in [(TARGET, &self.target), (SINCE, &self.since), (LEFT, &self.left), (WHY, &self.why)] {
+        for (name, value) in
+            [(TARGET, &self.target), (SINCE, &self.since), (BEGUN, &self.begun), (LEFT, &self.left), (WHY, &self.why)]
+        {
             match value {
                 Some(value) => drop(all.insert(name.to_owned(), value.as_str().into())),
                 None => drop(all.remove(name)),
@@ -110,23 +120,32 @@ impl Noted {
     /// The same without a version that they are to have.
     #[must_use]
     pub fn without_target(&self) -> Self {
-        Self { target: None, since: None, ..self.clone() }
+        Self { target: None, since: None, begun: None, ..self.clone() }
     }
 }
 
 /// Whether the agents of a cluster are upgraded by themselves, by the properties of its resource.
 pub fn is_automatic(properties: &Map<String, Value>) -> bool {
-    properties
-        .get("arcAgentProfile")
-        .and_then(|profile| profile.get("agentAutoUpgrade"))
-        .is_none_or(|on| on != "Disabled")
+    properties.get(PROFILE).and_then(|profile| profile.get("agentAutoUpgrade")).is_none_or(|on| on != "Disabled")
 }
 
 /// The version that a person wants the agents to have (`desiredAgentVersion`). It counts while they are not upgraded by
 /// themselves.
 pub fn desired(properties: &Map<String, Value>) -> Option<&str> {
-    let version = properties.get("arcAgentProfile")?.get("desiredAgentVersion")?.as_str()?;
+    let version = properties.get(PROFILE)?.get(DESIRED)?.as_str()?;
     Some(version).filter(|version| !version.is_empty() && !is_automatic(properties))
+}
+
+/// Whether what a client sent names a version for the agents.
+pub fn names_version(said: Option<&Map<String, Value>>) -> bool {
+    said.and_then(|said| said.get(PROFILE)?.get(DESIRED)).is_some()
+}
+
+/// Takes the version that a person wants out of the properties of a resource.
+pub fn forget_desired(properties: &mut Map<String, Value>) {
+    if let Some(profile) = properties.get_mut(PROFILE).and_then(Value::as_object_mut) {
+        profile.remove(DESIRED);
+    }
 }
 
 #[cfg(test)]
@@ -142,7 +161,7 @@ mod tests {
     #[test]
     fn u1_notes_leave_what_else_is_there_and_go_without_a_trace() {
         let mut properties = map(json!({"miscellaneousProperties": {"other": "x"}}));
-        let noted = Noted { target: Some("0.3.0".to_owned()), since: Some("t".to_owned()), left: None, why: None };
+        let noted = Noted { target: Some("0.3.0".to_owned()), since: Some("t".to_owned()), ..Noted::default() };
         noted.keep(&mut properties);
         assert_eq!(Noted::of(&properties), noted);
         assert_eq!(properties["miscellaneousProperties"]["other"], "x");

@@ -358,6 +358,10 @@ async fn check_desired_version(
     if upgrade::is_automatic(own) {
         return Ok(());
     }
+    // Beside automatic upgrades it never counted: who turns them off and does not name a version wants the one that runs.
+    if old.is_some_and(upgrade::is_automatic) && !upgrade::names_version(properties(writing.said)) {
+        upgrade::forget_desired(own);
+    }
     // What the gateway chose before counts no more, and is chosen anew when it may.
     Noted::of(own).without_target().keep(own);
     let Some(desired) = upgrade::desired(own) else { return Ok(()) };

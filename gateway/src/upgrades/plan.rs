@@ -31,6 +31,17 @@ const VERSIONS: usize = 20;
 /// Failures of a version that are known as seen at most: one that fails in more clusters stays paused.
 const SEEN: usize = 10_000;
 
+/// What the catalogue has of agents.
+#[derive(Debug, Clone, Copy)]
+pub enum Offer<'a> {
+    /// No catalogue can be used now: what was noted of it stays.
+    Unknown,
+    /// The catalogue has no agents.
+    Nothing,
+    /// Versions of the agents.
+    Of(&'a ExtensionType),
+}
+
 /// A cluster, as it is kept and as its agents told of it.
 #[derive(Debug, Clone)]
 pub struct Member {
@@ -52,6 +63,8 @@ pub struct Member {
     pub noted: Noted,
     /// Since when the agents are to have the version of the note, in milliseconds since 1970.
     pub since_ms: Option<i64>,
+    /// Since when they are at work on it, in milliseconds since 1970.
+    pub begun_ms: Option<i64>,
     /// What its agents told last of an upgrade.
     pub told: Option<Upgrade>,
 }
@@ -227,8 +240,8 @@ struct Judged<'a> {
 }
 
 /// Decides for all clusters.
-pub fn plan(members: &[Member], kind: Option<&ExtensionType>, settings: &Upgrades, said: &Said, now_ms: i64) -> Plan {
-    let mut judged: Vec<Judged<'_>> = members.iter().map(|member| judge(member, kind, settings, now_ms)).collect();
+pub fn plan(members: &[Member], offer: Offer<'_>, settings: &Upgrades, said: &Said, now_ms: i64) -> Plan {
+    let mut judged: Vec<Judged<'_>> = members.iter().map(|member| judge(member, offer, settings, now_ms)).collect();
     let mut plan = Plan { fleet: members.iter().filter(|member| member.is_automatic).count(), ..Plan::default() };
     for one in &judged {
         *plan.phases.entry(one.phase).or_default() += 1;
@@ -281,12 +294,19 @@ pub fn plan(members: &[Member], kind: Option<&ExtensionType>, settings: &Upgrade
         let wanted = match one.phase {
             Phase::Pending if !held && room > 0 && member.is_connected => {
                 room -= 1;
-                Noted { target: one.version.clone(), since: Some(instant(now_ms)), left: None, why: None }
+                Noted { target: one.version.clone(), since: Some(instant(now_ms)), ..Noted::default() }
             }
             // What has not begun does not begin while it is held.
             Phase::Running | Phase::Away | Phase::Silent if held && !has_begun(member) => noted.without_target(),
             // Nor what waits in its cluster for something that may come at any time, such as rights.
             Phase::Waiting if held => noted.without_target(),
+            // From here on they have a day. Before, they may have waited for rights or been away for as long as they like.
+            Phase::Running if has_begun(member) && noted.begun.is_none() => {
+                Noted { begun: Some(instant(now_ms)), ..noted.clone() }
+            }
+            // A version that is not offered any more, or that they are past, is not to come one day with rights that are
+            // given late: it was taken out of the train, or they would go back.
+            Phase::Current if !matches!(offer, Offer::Unknown) && !has_target(member) => noted.without_target(),
             Phase::Running | Phase::Waiting | Phase::Away | Phase::Silent | Phase::Current => noted.clone(),
             Phase::Pending | Phase::ByHand | Phase::Off => noted.without_target(),
             Phase::Failed => Noted {
@@ -317,7 +337,13 @@ fn has_begun(member: &Member) -> bool {
     member.told.as_ref().is_some_and(|told| Some(&told.version) == member.noted.target.as_ref())
 }
 
-fn judge<'a>(member: &'a Member, kind: Option<&ExtensionType>, settings: &Upgrades, now_ms: i64) -> Judged<'a> {
+/// Whether they have the version of the note.
+fn has_target(member: &Member) -> bool {
+    let target = member.noted.target.as_ref().and_then(|target| target.parse::<Version>().ok());
+    target.zip(member.running.as_ref()).is_some_and(|(target, running)| target.is(running))
+}
+
+fn judge<'a>(member: &'a Member, offer: Offer<'_>, settings: &Upgrades, now_ms: i64) -> Judged<'a> {
     let of = |phase, version: Option<String>| Judged { member, phase, version, why: None, is_noted: false };
     if !member.is_automatic {
         return of(Phase::Off, None);
@@ -327,7 +353,7 @@ fn judge<'a>(member: &'a Member, kind: Option<&ExtensionType>, settings: &Upgrad
     if let (Some(target), Some((told, State::Running))) = (&member.noted.target, told)
         && told.version == *target
     {
-        let is_late = member.since_ms.is_some_and(|since| now_ms - since > UNENDED_MS);
+        let is_late = member.begun_ms.is_some_and(|begun| now_ms - begun > UNENDED_MS);
         let lost = |reason: &str, message: String| {
             let why = Some((reason.to_owned(), message));
             Judged { member, phase: Phase::Failed, version: Some(target.clone()), why, is_noted: false }
@@ -348,9 +374,12 @@ fn judge<'a>(member: &'a Member, kind: Option<&ExtensionType>, settings: &Upgrad
     let cluster =
         Cluster { kubernetes: member.kubernetes, distribution: member.distribution.as_deref(), platforms: &[] };
     // A train that is not there offers nothing.
-    let newest = kind.and_then(|kind| {
-        choice::upgrade(kind, &settings.train, &cluster, running, UpgradeMode::Compatible).ok().flatten()
-    });
+    let newest = match offer {
+        Offer::Of(kind) => {
+            choice::upgrade(kind, &settings.train, &cluster, running, UpgradeMode::Compatible).ok().flatten()
+        }
+        Offer::Nothing | Offer::Unknown => None,
+    };
     let Some(newest) = newest.map(|release| release.version.number().to_string()) else {
         return of(Phase::Current, None);
     };
@@ -385,7 +414,7 @@ fn judge<'a>(member: &'a Member, kind: Option<&ExtensionType>, settings: &Upgrad
         return of(Phase::Silent, Some(newest));
     }
     // Also one whose agents say that they were upgraded, and have another version: it is not to hold its place for ever.
-    if member.since_ms.is_some_and(|since| now_ms - since > UNENDED_MS) {
+    if member.begun_ms.is_some_and(|begun| now_ms - begun > UNENDED_MS) {
         return failed(("NotEnded".to_owned(), format!("The agents do not have version {newest} a day later.")));
     }
     of(Phase::Running, Some(newest))
@@ -463,6 +492,7 @@ mod tests {
             distribution: None,
             noted: Noted::default(),
             since_ms: None,
+            begun_ms: None,
             told: None,
         }
     }
@@ -487,7 +517,7 @@ mod tests {
     }
 
     fn decide(members: &[Member], settings: &Upgrades, said: &Said) -> Plan {
-        plan(members, Some(&agents(&["0.2.0", "0.3.0"])), settings, said, NOW)
+        plan(members, Offer::Of(&agents(&["0.2.0", "0.3.0"])), settings, said, NOW)
     }
 
     fn decided(members: &[Member]) -> Plan {
@@ -503,7 +533,7 @@ mod tests {
         assert!(first.changes.iter().all(|change| change.noted.target.as_deref() == Some("0.3.0")));
         let again = decided(&members);
         assert_eq!(first.changes, again.changes, "whoever looks decides the same");
-        let other = plan(&members, Some(&agents(&["0.3.1"])), &Upgrades::default(), &Said::default(), NOW);
+        let other = plan(&members, Offer::Of(&agents(&["0.3.1"])), &Upgrades::default(), &Said::default(), NOW);
         assert_ne!(chosen, other.changes.iter().map(|change| change.key.as_str()).collect::<Vec<_>>());
         // Those that are under way have their places.
         let mut members = members;
@@ -520,7 +550,7 @@ mod tests {
             (members[0].noted, members[0].since_ms) = (noted("0.3.0"), Some(NOW));
             change(&mut members[0]);
             let plan = decided(&members);
-            (judge(&members[0], Some(&agents(&["0.3.0"])), &Upgrades::default(), NOW).phase, plan.changes.len())
+            (judge(&members[0], Offer::Of(&agents(&["0.3.0"])), &Upgrades::default(), NOW).phase, plan.changes.len())
         };
         assert_eq!(one(|_| {}), (Phase::Running, 0));
         assert_eq!(one(|member| member.told = told("0.3.0", "Running")), (Phase::Running, 0));
@@ -536,9 +566,55 @@ mod tests {
         assert_eq!(one(|member| member.running = None), (Phase::ByHand, 2));
         assert_eq!(one(|member| member.is_automatic = false), (Phase::Off, 2));
         let late = |member: &mut Member| {
-            (member.told, member.since_ms) = (told("0.3.0", "Running"), Some(NOW - 25 * HOUR));
+            (member.told, member.begun_ms) = (told("0.3.0", "Running"), Some(NOW - 25 * HOUR));
         };
         assert_eq!(one(late), (Phase::Failed, 1));
+        // They say that they have it, and have another one.
+        let other = |member: &mut Member| {
+            (member.told, member.begun_ms) = (told("0.3.0", "Succeeded"), Some(NOW - 25 * HOUR));
+        };
+        assert_eq!(one(other), (Phase::Failed, 1));
+    }
+
+    #[test]
+    fn u1_a_day_counts_from_when_the_agents_begin_and_not_from_when_they_were_told() {
+        let mut members = fleet(1);
+        (members[0].noted, members[0].since_ms) = (noted("0.3.0"), Some(NOW - 30 * 24 * HOUR));
+        for state in ["Waiting", "Running"] {
+            members[0].told = told("0.3.0", state);
+            let plan = decided(&members);
+            assert_eq!(plan.count(Phase::Failed), 0, "they waited for rights for a month: {state}");
+            let begun: Vec<_> = plan.changes.iter().map(|change| change.noted.begun.is_some()).collect();
+            assert_eq!(begun, if state == "Running" { vec![true] } else { vec![] }, "{state}");
+        }
+        (members[0].noted.begun, members[0].begun_ms) = (Some("t".to_owned()), Some(NOW - HOUR));
+        assert_eq!(decided(&members).changes, []);
+    }
+
+    #[test]
+    fn u1_a_version_that_is_not_offered_any_more_is_not_wanted_any_more() {
+        let mut members = fleet(3);
+        for member in &mut members {
+            member.noted = noted("0.3.0");
+        }
+        // One waits for rights, one is past it, and one has it.
+        members[0].told = told("0.3.0", "Waiting");
+        members[1].running = "0.3.1".parse().ok();
+        members[2].running = "0.3.0".parse().ok();
+        let taken_out = agents(&["0.2.0"]);
+        let cleared = |offer: Offer<'_>| -> Vec<String> {
+            let plan = plan(&members, offer, &Upgrades::default(), &Said::default(), NOW);
+            assert!(plan.changes.iter().all(|change| change.noted.target.is_none()));
+            plan.changes.into_iter().map(|change| change.key).collect()
+        };
+        assert_eq!(cleared(Offer::Of(&taken_out)), ["/c0", "/c1"]);
+        assert_eq!(cleared(Offer::Nothing), ["/c0", "/c1"]);
+        assert_eq!(cleared(Offer::Unknown), [""; 0], "nothing is known of the catalogue: nothing is decided");
+        // What has begun comes to its end.
+        members[0].told = told("0.3.0", "Running");
+        members[0].noted.begun = Some("t".to_owned());
+        let plan = plan(&members, Offer::Of(&taken_out), &Upgrades::default(), &Said::default(), NOW);
+        assert_eq!(plan.changes.iter().map(|change| change.key.as_str()).collect::<Vec<_>>(), ["/c1"]);
     }
 
     #[test]
@@ -636,7 +712,7 @@ mod tests {
         let status = plan.status(&Upgrades::default(), &said);
         assert_eq!(status["versions"]["0.3.0"]["state"], "Paused", "three failures that nobody has seen: {status}");
         // A newer version begins anew.
-        let newer = super::plan(&members, Some(&agents(&["0.3.1"])), &Upgrades::default(), &Said::default(), NOW);
+        let newer = super::plan(&members, Offer::Of(&agents(&["0.3.1"])), &Upgrades::default(), &Said::default(), NOW);
         assert_eq!((newer.count(Phase::Failed), newer.changes.len()), (0, 10));
     }
 }

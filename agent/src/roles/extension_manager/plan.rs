@@ -11,7 +11,10 @@ use catalogue::{
 };
 use serde::Deserialize;
 use serde_json::{Value, json};
-use types::window::{self, Window, WindowError};
+use types::{
+    agent_api::AGENTS_TYPE,
+    window::{self, Window, WindowError},
+};
 
 use super::{
     images::Rules,
@@ -186,6 +189,14 @@ impl Target {
     /// Why nothing can be.
     pub fn of(extension: &Extension, properties: &Properties, here: &Circumstances<'_>) -> Result<Self, Problem> {
         let name = &properties.extension_type;
+        // The gateway refuses it as well; but what it says is not trusted with rights of the cluster: with settings of its
+        // choice the agents' own chart would run an image of its choice with the right to impersonate everybody.
+        if name.eq_ignore_ascii_case(AGENTS_TYPE) {
+            let message = format!(
+                "the type {name:?} is the agents themselves, which are no extension: `towline upgrade` and their own upgrades install them"
+            );
+            return Err(Problem::stays("TypeNotAllowed", message));
+        }
         if !here.operator.allows(name) {
             return Err(Problem::stays(
                 "TypeNotAllowed",
@@ -555,6 +566,17 @@ mod tests {
     ) -> Result<Target, Problem> {
         let here = Circumstances { index, facts, others, namespace: "towline", operator, now_ms: NOON };
         Target::of(extension, &Properties::of(extension)?, &here)
+    }
+
+    /// With settings of its choice a gateway would have the agents' chart run any image with the agents' rights.
+    #[test]
+    fn u1_the_agents_are_no_extension_whatever_the_gateway_says() {
+        let mut index = testing::index(&[("1.0.0", &["Stable"])]);
+        index.types[0].name = AGENTS_TYPE.to_owned();
+        for name in ["towline.agent", "Towline.Agent"] {
+            let asked = extension("web", json!({"extensionType": name}));
+            assert_eq!(code(target(&asked, &index, &[])), "TypeNotAllowed", "{name}");
+        }
     }
 
     #[test]

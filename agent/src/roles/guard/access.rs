@@ -123,7 +123,9 @@ impl Access {
         }
         let principals = principals_of(&object_id, question.groups.iter().map(String::as_str));
         let reviewed = self.authorizer.review(&principals, &question.info, &question.path, now);
-        let discovers = !question.info.is_resource && is_discovery(&question.info.verb, &question.path);
+        // HEAD is GET without the answer's body, and an apiserver asks about it by its own name.
+        let verb = if question.info.verb == "head" { "get" } else { &*question.info.verb };
+        let discovers = !question.info.is_resource && is_discovery(verb, &question.path);
         match reviewed {
             Reviewed::Off => Decision::NoOpinion,
             _ if discovers => Decision::Allowed,
@@ -144,6 +146,8 @@ impl Access {
     fn may_be_named(&self, asked: &RequestInfo) -> bool {
         match &*asked.verb {
             "impersonate" => self.names.may_be_reviewed(asked),
+            // Everything that can be done with users and groups is being any of them.
+            "*" => !["users", "groups", "serviceaccounts", "uids", "userextras"].contains(&&*asked.resource),
             verb => !asked.is_resource || !["impersonate:", "impersonate-on:"].iter().any(|of| verb.starts_with(of)),
         }
     }

@@ -250,6 +250,11 @@ impl Keeper {
         let (kept, version) = self.store.load().await?;
         let mut webhook = Webhook::read(&kept);
         let now = self.clock.now();
+        // A pod that has just started answers by what is kept, also while nothing can be written.
+        let holds = webhook.ends().is_some_and(|(_, server)| now < server);
+        if self.published.acceptor().is_none() && holds {
+            self.publish(&webhook)?;
+        }
         let changed = webhook.renew(CLIENT, &names, now).map_err(|err| chain(&err))?;
         if changed {
             // Kept first: of two pods that make an authority at once, the one that is refused here takes the other's.

@@ -131,23 +131,24 @@ struct Spec {
     non_resource_attributes: Option<NonResourceAttributes>,
 }
 
+/// A text that is null is empty, as for whoever reads these in Go.
 #[derive(Deserialize, Default)]
 #[serde(default)]
 struct ResourceAttributes {
-    namespace: String,
-    verb: String,
-    group: String,
-    version: String,
-    resource: String,
-    subresource: String,
-    name: String,
+    namespace: Option<String>,
+    verb: Option<String>,
+    group: Option<String>,
+    version: Option<String>,
+    resource: Option<String>,
+    subresource: Option<String>,
+    name: Option<String>,
 }
 
 #[derive(Deserialize, Default)]
 #[serde(default)]
 struct NonResourceAttributes {
-    path: String,
-    verb: String,
+    path: Option<String>,
+    verb: Option<String>,
 }
 
 impl Question {
@@ -160,7 +161,8 @@ impl Question {
         let (info, path) = match (spec.resource_attributes, spec.non_resource_attributes) {
             (Some(resource), None) => (resource.into(), String::new()),
             (None, Some(NonResourceAttributes { path, verb })) => {
-                (RequestInfo { verb: verb.to_ascii_lowercase().into(), ..RequestInfo::default() }, path)
+                let verb = verb.unwrap_or_default().to_ascii_lowercase();
+                (RequestInfo { verb: verb.into(), ..RequestInfo::default() }, path.unwrap_or_default())
             }
             _ => return Err(Malformed::Attributes),
         };
@@ -180,14 +182,14 @@ impl From<ResourceAttributes> for RequestInfo {
     fn from(asked: ResourceAttributes) -> Self {
         let ResourceAttributes { namespace, verb, group, version, resource, subresource, name } = asked;
         Self {
-            verb: verb.into(),
+            verb: verb.unwrap_or_default().into(),
             is_resource: true,
-            api_group: group,
-            api_version: version,
-            resource,
-            subresource,
-            namespace,
-            name,
+            api_group: group.unwrap_or_default(),
+            api_version: version.unwrap_or_default(),
+            resource: resource.unwrap_or_default(),
+            subresource: subresource.unwrap_or_default(),
+            namespace: namespace.unwrap_or_default(),
+            name: name.unwrap_or_default(),
             ..Self::default()
         }
     }
@@ -228,6 +230,17 @@ mod tests {
             let answer = Kind::Access.answer(asked, &json!({"allowed": false}));
             assert_eq!(answer["apiVersion"], format!("authorization.k8s.io/{version}"));
         }
+    }
+
+    #[test]
+    fn z1_null_is_nothing_as_for_a_reader_in_go() {
+        let null = json!({"user": "ann", "uid": null, "groups": null, "extra": null, "nonResourceAttributes": null,
+            "resourceAttributes": {"namespace": null, "verb": "get", "group": null, "version": null, "resource": "pods",
+                "subresource": null, "name": null}});
+        let without = json!({"user": "ann", "resourceAttributes": {"verb": "get", "resource": "pods"}});
+        assert_eq!(Question::read("v1", null).unwrap(), Question::read("v1", without).unwrap());
+        let path = json!({"user": "ann", "nonResourceAttributes": {"path": null, "verb": null}});
+        assert_eq!(Question::read("v1", path).unwrap().path, "");
     }
 
     #[test]

@@ -881,6 +881,36 @@ async fn z10_a_look_that_fails_leaves_a_guard_that_serves_running() {
     }
 }
 
+#[tokio::test(start_paused = true)]
+async fn z10_a_pod_that_starts_while_nothing_can_be_written_serves_by_what_is_kept() {
+    let dir = tempfile::tempdir().unwrap();
+    let clock: SharedClock = Arc::new(TokioClock::new(SystemTime::now()));
+    keeper(dir.path(), clock.clone()).look().await.unwrap();
+    let kept = ["ca.crt", "ca.key", "client.crt", "client.key", "tls.crt", "tls.key"].map(|name| {
+        let text = std::fs::read(dir.path().join(name)).unwrap();
+        (name.to_owned(), Value::from(types::agent_api::encode(&text)))
+    });
+    let secret = json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": keeper::SECRET, "resourceVersion": "7"},
+        "data": Value::Object(kept.into_iter().collect())});
+    let service = tower::service_fn(move |request: Request<kube::client::Body>| {
+        let (status, body) = match *request.method() {
+            http::Method::GET => (StatusCode::OK, secret.clone()),
+            _ => {
+                (StatusCode::FORBIDDEN, json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 403}))
+            }
+        };
+        let response = http::Response::builder().status(status).header("content-type", "application/json");
+        let response = response.body(Full::new(bytes::Bytes::from(body.to_string()))).unwrap();
+        async move { Ok::<_, std::convert::Infallible>(response) }
+    });
+    let store = Store::Cluster(kube::Client::new(service, "towline"));
+    let started = Keeper { store, ..keeper(dir.path(), clock) };
+    tokio::time::advance(Duration::from_secs(46 * 86_400)).await;
+    let refused = started.look().await.unwrap_err();
+    assert!(refused.contains(keeper::SECRET), "it is time to renew, and nothing can be written: {refused}");
+    assert!(started.published.acceptor().is_some());
+}
+
 /// After the files were lost: the next look makes another authority, which has nobody's key, and who came with the lost
 /// one is not served on.
 #[tokio::test]

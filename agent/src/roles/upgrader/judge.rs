@@ -16,6 +16,8 @@ pub struct There {
     pub extension_manager: Option<String>,
     /// Versions that were rolled back here.
     pub refused: Vec<String>,
+    /// The newest version that ran here.
+    pub newest: String,
 }
 
 /// Where the images of another version are: without tag and digest.
@@ -62,7 +64,10 @@ pub fn judge(wanted: Option<&str>, running: &str, there: &There) -> Judged {
     let refused = |reason: &'static str, message: String| {
         Judged::Refused(Refusal { version: wanted.to_owned(), reason, message })
     };
-    if let Err(message) = may_follow(running, wanted) {
+    // Counted from the newest version that ran here: step by step a gateway would otherwise come to the oldest one of the
+    // catalogue, with all the faults that were mended since.
+    let newest = if is_newer(&there.newest, running) { &there.newest } else { running };
+    if let Err(message) = may_follow(running, wanted).and_then(|()| may_follow(newest, wanted)) {
         return refused("Skew", message);
     }
     if there.managed_by == "Helm" {
@@ -92,6 +97,12 @@ fn pinned(what: &str, image: &str, wanted: &str) -> String {
     )
 }
 
+/// Whether `one` is a newer version than `other`; what is no version is not.
+pub fn is_newer(one: &str, other: &str) -> bool {
+    let parsed = |text: &str| text.parse::<Version>().ok();
+    parsed(one).zip(parsed(other)).is_some_and(|(one, other)| one.precedence(&other).is_gt())
+}
+
 /// Whether agents of one version may become another one.
 ///
 /// # Errors
@@ -103,7 +114,7 @@ pub fn may_follow(running: &str, wanted: &str) -> Result<(), String> {
     let back = from.major != to.major && to < from || from.major == to.major && from.minor > to.minor + MINORS_BEHIND;
     if back {
         return Err(format!(
-            "the agents have version {running}: going back to {wanted} is more than {MINORS_BEHIND} minor version, which is not supported; delete and connect the cluster with that version instead"
+            "the agents have version {running}, or had it: going back to {wanted} is more than {MINORS_BEHIND} minor version, which is not supported; delete and connect the cluster with that version instead"
         ));
     }
     Ok(())
@@ -159,6 +170,25 @@ mod tests {
             let extensions = There { extension_manager: Some(image.to_owned()), ..there() };
             assert_eq!(reason("0.3.0", &extensions), "Image", "{image}");
         }
+    }
+
+    #[test]
+    fn u3_steps_back_count_from_the_newest_version_that_ran() {
+        let there = There { installed: "0.4.0".to_owned(), agent: "r/agent:0.4.0".to_owned(), ..there() };
+        let reason = |wanted: &str, newest: &str| match judge(
+            Some(wanted),
+            "0.4.0",
+            &There { newest: newest.to_owned(), ..there.clone() },
+        ) {
+            Judged::Refused(refusal) => refusal.reason,
+            Judged::Nothing => "nothing",
+            Judged::Begin(..) => "begins",
+        };
+        for newest in ["", "0.4.0", "garbage", "0.3.0"] {
+            assert_eq!(reason("0.3.0", newest), "begins", "{newest}");
+        }
+        assert_eq!(reason("0.3.0", "0.5.0"), "Skew", "two minor versions in two steps");
+        assert_eq!((reason("0.5.1", "0.5.0"), reason("0.4.1", "0.5.0")), ("begins", "begins"));
     }
 
     #[test]

@@ -23,6 +23,8 @@ pub const STATE: &str = "state";
 pub const BEFORE: &str = "before";
 /// The key of the ConfigMap with what is trusted of the catalogue.
 pub const TRUST: &str = "trust";
+/// The key of the ConfigMap with the newest version that ran here.
+pub const NEWEST: &str = "newest";
 /// Versions that are remembered as rolled back.
 const REFUSED_MAX: usize = 20;
 /// Characters of a message.
@@ -94,6 +96,9 @@ pub struct State {
     /// Versions that were rolled back here, the newest last: they are not tried again.
     #[serde(default)]
     pub refused: Vec<String>,
+    /// It waited before, and whether it can begin now is being tried: until then it is told as waiting.
+    #[serde(default)]
+    pub is_tried_again: bool,
 }
 
 impl State {
@@ -108,7 +113,22 @@ impl State {
             time: spell(now),
             attempts: 0,
             refused: last.map(|last| last.refused.clone()).unwrap_or_default(),
+            is_tried_again: false,
         }
+    }
+
+    /// This upgrade, which is to begin, after one of the same version that waits: what it waits for is kept until it is
+    /// known to be gone.
+    #[must_use]
+    pub fn after(self, last: Option<&Self>) -> Self {
+        match last.filter(|last| last.version == self.version && last.is_told_as_waiting()) {
+            Some(last) => Self { phase: Phase::Preparing, attempts: 0, is_tried_again: true, ..last.clone() },
+            None => self,
+        }
+    }
+
+    fn is_told_as_waiting(&self) -> bool {
+        self.phase == Phase::Waiting || self.phase == Phase::Preparing && self.is_tried_again
     }
 
     /// The same upgrade from now on in another phase.
@@ -116,10 +136,12 @@ impl State {
     pub fn at(&self, phase: Phase, reason: &str, message: &str, now: SystemTime) -> Self {
         let mut next = self.clone();
         // Who looks again and finds the same does not make it younger.
-        if (phase, reason) != (self.phase, self.reason.as_str()) {
+        let is_same = phase == self.phase || phase == Phase::Waiting && self.is_told_as_waiting();
+        if !is_same || reason != self.reason {
             next.time = spell(now);
         }
         next.phase = phase;
+        next.is_tried_again = false;
         reason.clone_into(&mut next.reason);
         next.message = message.chars().take(MESSAGE_CHARS).collect();
         next
@@ -156,7 +178,7 @@ impl State {
     pub fn told(&self) -> Upgrade {
         Upgrade {
             version: self.version.clone(),
-            state: self.phase.word().to_owned(),
+            state: if self.is_told_as_waiting() { Phase::Waiting.word() } else { self.phase.word() }.to_owned(),
             reason: self.reason.clone(),
             message: self.message.clone(),
             time: self.time.clone(),
@@ -248,6 +270,21 @@ mod tests {
         assert_eq!((left.version.as_str(), left.told().state.as_str()), ("0.3.0", "RolledBack"));
         assert_eq!(left.refused, ["0.3.0"]);
         assert!(!left.is_passing());
+    }
+
+    #[test]
+    fn u1_what_waits_is_told_as_waiting_while_it_is_tried_again() {
+        let (first, later) = (SystemTime::UNIX_EPOCH, SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(3600));
+        let waits = State::new("0.3.1", "0.2.0", None, first).at(Phase::Waiting, "Rights", "m", first);
+        let again = State::new("0.3.1", "0.2.0", Some(&waits), later).after(Some(&waits));
+        assert!(again.phase == Phase::Preparing && again.is_passing());
+        assert_eq!(again.told(), waits.told(), "nobody is told of an upgrade that has not begun");
+        assert_eq!(again.at(Phase::Waiting, "Rights", "m", later), waits, "it has waited since the first time");
+        let begun = again.at(Phase::Applying, "", "", later);
+        assert_eq!((begun.told().state.as_str(), begun.is_tried_again), ("Running", false));
+        assert_ne!(begun.time, waits.time);
+        let other = State::new("0.3.2", "0.2.0", Some(&waits), later).after(Some(&waits));
+        assert_eq!((other.told().state.as_str(), other.version.as_str()), ("Running", "0.3.2"));
     }
 
     #[test]

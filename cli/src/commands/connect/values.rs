@@ -267,15 +267,18 @@ fn of_gateway(values: &mut Values, cluster_id: &str, settings: &InstallSettings)
     Ok(())
 }
 
+/// An issuer's value of the chart, which is how the gateway spells it for agents.
+const USERNAME_PREFIX: &str = "usernamePrefix";
+
 /// As guard itself refuses it at its start: pods of it would be made that never run.
 fn refuse_one_prefix(issuers: &[Map<String, Value>]) -> Outcome<()> {
     let text =
         |issuer: &Map<String, Value>, key: &str| issuer.get(key).and_then(Value::as_str).unwrap_or_default().to_owned();
     for (at, one) in issuers.iter().enumerate() {
-        let prefix = text(one, "username_prefix");
-        let Some(other) = issuers[..at].iter().find(|other| text(other, "username_prefix") == prefix) else { continue };
+        let prefix = text(one, USERNAME_PREFIX);
+        let Some(other) = issuers[..at].iter().find(|other| text(other, USERNAME_PREFIX) == prefix) else { continue };
         let error = anyhow!(
-            "guard cannot tell the users of issuers {:?} and {:?} from each other: both have the username_prefix {prefix:?}",
+            "guard cannot tell the users of issuers {:?} and {:?} from each other: both have the prefix {prefix:?} of user names (username_prefix)",
             text(other, "name"),
             text(one, "name")
         );
@@ -492,11 +495,14 @@ mod tests {
         let issuers = |prefixes: &[Option<&str>]| -> Vec<Map<String, Value>> {
             let issuer = |(at, prefix): (usize, &Option<&str>)| {
                 let mut issuer = Map::from_iter([("name".to_owned(), Value::from(format!("i{at}")))]);
-                issuer.extend(prefix.map(|prefix| ("username_prefix".to_owned(), prefix.into())));
+                issuer.extend(prefix.map(|prefix| ("usernamePrefix".to_owned(), prefix.into())));
                 issuer
             };
             prefixes.iter().enumerate().map(issuer).collect()
         };
+        let schema = include_str!("../../../../docker/chart/towline-agent/values.schema.json");
+        let schema: Value = serde_json::from_str(schema).unwrap();
+        assert!(schema["properties"]["issuers"]["items"]["properties"][USERNAME_PREFIX].is_object());
         assert!(refuse_one_prefix(&issuers(&[None, Some("a:"), Some("b:")])).is_ok());
         for same in [&[Some("a:"), Some("b:"), Some("a:")][..], &[None, Some("")], &[None, None]] {
             let failure = refuse_one_prefix(&issuers(same)).unwrap_err();

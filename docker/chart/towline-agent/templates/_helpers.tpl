@@ -235,9 +235,9 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end }}
 {{- $prefixes := dict }}
 {{- range .Values.issuers }}
-{{- $prefix := .username_prefix | default "" }}
+{{- $prefix := .usernamePrefix | default "" }}
 {{- if hasKey $prefixes $prefix }}
-{{- $faults = append $faults (printf "guard.enabled: issuers %q and %q have the same username_prefix %q, by which guard tells their users from each other" (get $prefixes $prefix) .name $prefix) }}
+{{- $faults = append $faults (printf "guard.enabled: issuers %q and %q have the same usernamePrefix %q, by which guard tells their users from each other" (get $prefixes $prefix) .name $prefix) }}
 {{- end }}
 {{- $_ := set $prefixes $prefix .name }}
 {{- end }}

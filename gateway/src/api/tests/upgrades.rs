@@ -310,6 +310,11 @@ async fn u3_a_version_by_hand_needs_auto_upgrade_off_and_must_be_one_that_can_be
     // Azure's clients send a version beside automatic upgrades, where it says nothing.
     let ignored = patch(json!({"desiredAgentVersion": "0.1.0", "agentAutoUpgrade": "Enabled"})).await;
     assert_eq!((ignored.status, site.told_version("a")), (200, None), "{}", ignored.body);
+    // Who turns them off, and names no version, is neither refused for that one nor gets it.
+    let off = patch(json!({"agentAutoUpgrade": "Disabled"})).await;
+    assert_eq!((off.status, site.told_version("a")), (200, None), "{}", off.body);
+    assert_eq!(off.body["properties"]["arcAgentProfile"]["desiredAgentVersion"], Value::Null);
+    assert_eq!(patch(json!({"agentAutoUpgrade": "Enabled"})).await.status, 200);
     for (version, why) in [
         ("newest", "is not a version"),
         ("0.0.1", "serves agents from version"),

@@ -149,17 +149,33 @@ impl Asking<'_> {
     ///
     /// A review does not say whether a `get` is an upgrade. It is taken for one that only reads, as the cluster's own
     /// RBAC takes it; subresources that connect need the right to write all the same ([`data_action`]).
+    ///
+    /// `*` is what `kubectl auth can-i '*' pods` asks: every verb of the resource. Every resource (`'*' '*'`) may only be
+    /// had by a role that leaves nothing out.
     pub fn review(&self, info: &RequestInfo, path: &str) -> bool {
+        if info.is_resource && info.resource == "*" {
+            return self.policy.decide_everything(self.principals, &self.scope(info), self.now);
+        }
+        if info.is_resource && info.verb == "*" {
+            return VERBS.iter().all(|verb| self.may_do(verb, info));
+        }
         if !info.is_resource || VERBS[..8].iter().any(|verb| **verb == info.verb) {
             return self.call(info, path, true) != Verdict::NoOpinion;
         }
-        let subresource = if info.verb == "impersonate" { "" } else { &*info.subresource };
+        self.may_do(&info.verb, info)
+    }
+
+    fn may_do(&self, verb: &str, info: &RequestInfo) -> bool {
+        let subresource = if verb == "impersonate" { "" } else { &*info.subresource };
         let target = Target::Resource { group: &info.api_group, resource: &info.resource, subresource, safe: true };
-        let scope = match &*info.namespace {
+        self.may(verb, target, &self.scope(info))
+    }
+
+    fn scope(&self, info: &RequestInfo) -> Scope {
+        match &*info.namespace {
             "" => Scope::cluster(self.cluster),
             namespace => Scope::namespace(self.cluster, namespace),
-        };
-        self.may(&info.verb, target, &scope)
+        }
     }
 
     /// Whether a part of what `kubectl --as` asks for may be impersonated: `resource` is `users`, `groups`,
@@ -398,8 +414,11 @@ mod tests {
             ("bind", RBAC, "clusterroles", "", false, true),
             ("approve", CERTIFICATES, "signers", "", false, true),
             ("use", "policy", "podsecuritypolicies", "", false, true),
-            ("*", "", "pods", "dev", false, false),
-            ("list", "", "*", "dev", false, false),
+            ("*", "", "pods", "dev", false, true),
+            ("*", "", "pods/exec", "dev", false, true),
+            ("list", "", "*", "dev", false, true),
+            ("*", "*", "*", "", false, true),
+            ("*", "*", "pods", "", false, false),
             ("proxy", "", "nodes", "", false, false),
         ] {
             assert_eq!(may(&viewer, verb, group, resource, namespace), viewed, "viewer: {verb} {group} {resource}");

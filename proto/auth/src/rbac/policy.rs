@@ -121,6 +121,16 @@ impl Policy {
         self.find(principals, scope, allows)?.ok_or(Denied::NotAllowed)
     }
 
+    /// Whether one of the principals has a role there that allows everything that can be done in the cluster.
+    pub fn decide_everything<P: AsRef<str>>(&self, principals: &[P], scope: &Scope, now: i64) -> bool {
+        let mut budget = Budget::decision();
+        let allows = |assignment: &Assignment| {
+            budget.spend(ASSIGNMENT_STEPS)?;
+            Ok(assignment.window.contains(now) && assignment.role.allows_everything())
+        };
+        self.find(principals, scope, allows).is_ok_and(|found| found.is_some())
+    }
+
     /// How many assignments a decision looks at that none of them allows: those of the principals at the scope and
     /// above it, however many there are elsewhere and of others.
     pub fn examined<P: AsRef<str>>(&self, principals: &[P], scope: &Scope) -> usize {

@@ -3,6 +3,7 @@
 use std::sync::{Arc, LazyLock};
 
 use serde::{Deserialize, Serialize};
+use types::api::id::CONNECTED_CLUSTERS;
 
 use super::{
     action::{Action, InvalidPattern, Pattern, Patterns},
@@ -71,6 +72,7 @@ pub struct Role {
     /// Steps that a question about either plane takes at most.
     steps: usize,
     told_bytes: usize,
+    everything: bool,
 }
 
 impl Role {
@@ -85,7 +87,8 @@ impl Role {
         let raw: Box<[RawPermission]> = permissions.into();
         let permissions: Vec<Permission> = permissions.iter().map(permission).collect::<Result<_, _>>()?;
         let steps = permissions.iter().map(|one| one.control.steps().max(one.data.steps())).sum();
-        Ok(Self { id: id.to_ascii_lowercase().into(), permissions, told_bytes: told_bytes(&raw), raw, steps })
+        let (told_bytes, everything) = (told_bytes(&raw), raw.iter().any(is_everything));
+        Ok(Self { id: id.to_ascii_lowercase().into(), permissions, told_bytes, raw, steps, everything })
     }
 
     /// The GUID, in lower case.
@@ -112,6 +115,11 @@ impl Role {
     /// `false` also where a budget of its own does not suffice to know.
     pub fn allows(&self, plane: Plane, action: &Action) -> bool {
         self.allows_within(plane, action, &mut Budget::decision()).unwrap_or(false)
+    }
+
+    /// Whether a permission of it has all operations on what is in a cluster, and takes none out.
+    pub fn allows_everything(&self) -> bool {
+        self.everything
     }
 
     /// The same, within what is left of a budget.
@@ -181,6 +189,14 @@ fn read_built_in() -> Result<Vec<BuiltInRole>, Box<dyn std::error::Error>> {
         Ok(BuiltInRole { name: raw.role_name, permission: raw.permission, role })
     };
     file.roles.into_iter().map(role).collect()
+}
+
+/// Whether a permission has all operations on what is in a cluster, by a pattern that says so in one piece, and takes none
+/// out.
+fn is_everything(permission: &RawPermission) -> bool {
+    let all = format!("{CONNECTED_CLUSTERS}/*");
+    let is_all = |pattern: &String| pattern == "*" || pattern.eq_ignore_ascii_case(&all);
+    permission.not_data_actions.is_empty() && permission.data_actions.iter().any(is_all)
 }
 
 #[cfg(test)]
