@@ -513,7 +513,8 @@ mod tests {
     }
 
     fn noted(target: &str) -> Noted {
-        Noted { target: Some(target.to_owned()), since: Some("t".to_owned()), ..Noted::default() }
+        let time = || Some("t".to_owned());
+        Noted { target: Some(target.to_owned()), since: time(), begun: time(), ..Noted::default() }
     }
 
     fn decide(members: &[Member], settings: &Upgrades, said: &Said) -> Plan {
@@ -580,6 +581,7 @@ mod tests {
     fn u1_a_day_counts_from_when_the_agents_begin_and_not_from_when_they_were_told() {
         let mut members = fleet(1);
         (members[0].noted, members[0].since_ms) = (noted("0.3.0"), Some(NOW - 30 * 24 * HOUR));
+        members[0].noted.begun = None;
         for state in ["Waiting", "Running"] {
             members[0].told = told("0.3.0", state);
             let plan = decided(&members);
@@ -605,14 +607,15 @@ mod tests {
         let cleared = |offer: Offer<'_>| -> Vec<String> {
             let plan = plan(&members, offer, &Upgrades::default(), &Said::default(), NOW);
             assert!(plan.changes.iter().all(|change| change.noted.target.is_none()));
-            plan.changes.into_iter().map(|change| change.key).collect()
+            let mut keys: Vec<String> = plan.changes.into_iter().map(|change| change.key).collect();
+            keys.sort_unstable();
+            keys
         };
         assert_eq!(cleared(Offer::Of(&taken_out)), ["/c0", "/c1"]);
         assert_eq!(cleared(Offer::Nothing), ["/c0", "/c1"]);
         assert_eq!(cleared(Offer::Unknown), [""; 0], "nothing is known of the catalogue: nothing is decided");
         // What has begun comes to its end.
         members[0].told = told("0.3.0", "Running");
-        members[0].noted.begun = Some("t".to_owned());
         let plan = plan(&members, Offer::Of(&taken_out), &Upgrades::default(), &Said::default(), NOW);
         assert_eq!(plan.changes.iter().map(|change| change.key.as_str()).collect::<Vec<_>>(), ["/c1"]);
     }
