@@ -266,7 +266,7 @@ impl Config {
         let proxy = if named { read_proxy(proxy, out) } else { None };
         let impersonation = read_impersonation(root.section("impersonation", out), out);
         let guard = match root.optional_section("guard", out) {
-            Some(section) => guard::read(section, roles, (&issuers, &impersonation), out),
+            Some(section) => guard::read(section, roles, &issuers, &impersonation, out),
             None => {
                 if roles == RoleSet::Of(Deployment::Guard) {
                     out.push("guard", "must be there with roles = \"guard\": where the apiserver asks");

@@ -16,7 +16,7 @@ use crate::{
     path::{Also, Bench, Running, towline::fleet::Fleet},
     program::{Dialogue, Program},
     statistics::Middle,
-    users::{User, alone_and_beside, beside, load_of},
+    users::{Around, User, alone_and_beside, beside, load_of},
 };
 
 /// The agents' certificates are made within this.
@@ -186,7 +186,7 @@ pub async fn watches(bench: &Bench, path: &mut Running, watches: u32, seconds: f
 pub async fn noisy(bench: &Bench, path: &mut Running, quiet: Load, noise: Load) -> anyhow::Result<Outcome> {
     let (url, token) = path.also.beside.clone().context("a second cluster")?;
     let user = User { url, token, ..User::of(path) };
-    alone_and_beside(bench, &user, quiet, (User::of(path), noise)).await
+    alone_and_beside(bench, &user, quiet, Around { user: User::of(path), load: noise }).await
 }
 
 /// What the agent says to its gateway, beside bulk on the same tunnel.

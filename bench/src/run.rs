@@ -30,7 +30,7 @@ use crate::{
     },
     scene::{Crowd, Scene, Server},
     tokens,
-    users::{User, alone_and_beside, load_of},
+    users::{Around, User, alone_and_beside, load_of},
 };
 
 /// What to run.
@@ -258,7 +258,7 @@ impl Round<'_> {
             let measured =
                 match first.work.needs().and_then(|ability| path.lacks(ability)).or_else(|| first.work.missing()) {
                     Some(why) => Ok(self.without(first, why)),
-                    None => self.measure_in_time(&mut way, &mut path, (first, scene)).await,
+                    None => self.measure_in_time(&mut way, &mut path, first, scene).await,
                 };
             match measured {
                 Ok(record) => keep(record)?,
@@ -280,9 +280,10 @@ impl Round<'_> {
         &self,
         way: &mut Way,
         path: &mut Running,
-        what: (&Scenario, Scene),
+        scenario: &Scenario,
+        scene: Scene,
     ) -> anyhow::Result<Record> {
-        let measured = timeout(PATIENCE, self.measure(way, path, what)).await;
+        let measured = timeout(PATIENCE, self.measure(way, path, scenario, scene)).await;
         measured.unwrap_or_else(|_| bail!("not over within {PATIENCE:?}"))
     }
 
@@ -314,7 +315,8 @@ impl Round<'_> {
         &self,
         way: &mut Way,
         path: &mut Running,
-        (scenario, scene): (&Scenario, Scene),
+        scenario: &Scenario,
+        scene: Scene,
     ) -> anyhow::Result<Record> {
         let ledgers = self.ready(path, scenario.scene).await?;
         // What was lost before counts for nothing, too.
@@ -421,7 +423,7 @@ async fn answers(bench: &Bench, path: &mut Running, scene: Scene) -> anyhow::Res
 /// Sends one request, to see whether the path answers.
 async fn probe(bench: &Bench, path: &Running, scene: Scene) -> anyhow::Result<Outcome> {
     match scene.server {
-        Server::Synthetic => load(bench, path, (scenario::probe(), None)).await,
+        Server::Synthetic => load(bench, path, scenario::probe(), None).await,
         Server::Apiserver => command(bench, path, Task::Get { count: 1 }).await,
     }
 }
@@ -429,7 +431,7 @@ async fn probe(bench: &Bench, path: &Running, scene: Scene) -> anyhow::Result<Ou
 /// What comes before anything is measured.
 async fn warm(bench: &Bench, path: &Running, scene: Scene) -> anyhow::Result<Outcome> {
     match scene.server {
-        Server::Synthetic => load(bench, path, (scenario::warm(scene), None)).await,
+        Server::Synthetic => load(bench, path, scenario::warm(scene), None).await,
         // With the first one kubectl learns what the server knows, and keeps it.
         Server::Apiserver => command(bench, path, Task::Get { count: 2 }).await,
     }
@@ -442,10 +444,14 @@ async fn command(bench: &Bench, path: &Running, task: Task) -> anyhow::Result<Ou
 /// Does it, each kind by what knows how.
 async fn work(bench: &Bench, path: &mut Running, work: Work, crowd: Crowd, size: Size) -> anyhow::Result<Outcome> {
     match (work, crowd) {
-        (Work::Load(of), _) => load(bench, path, of(size)).await,
+        (Work::Load(of), _) => {
+            let (of, around) = of(size);
+            load(bench, path, of, around).await
+        }
         (Work::Beside(of), _) => {
-            let ((load, around), user) = (of(size), User::of(path));
-            alone_and_beside(bench, &user, load, (User::of(path), around)).await
+            let (load, around) = of(size);
+            let around = Around { user: User::of(path), load: around };
+            alone_and_beside(bench, &User::of(path), load, around).await
         }
         (Work::Command(of), _) => command(bench, path, of(size)).await,
         (Work::H2load(seconds), _) => h2load::run(bench, path, seconds(size)).await,
@@ -462,8 +468,9 @@ async fn work(bench: &Bench, path: &mut Running, work: Work, crowd: Crowd, size:
 }
 
 /// A path's load.
-async fn load(bench: &Bench, path: &Running, (load, around): (Load, Option<Load>)) -> anyhow::Result<Outcome> {
-    load_of(bench, &User::of(path), load, around.map(|load| (User::of(path), load))).await
+async fn load(bench: &Bench, path: &Running, measured: Load, around: Option<Load>) -> anyhow::Result<Outcome> {
+    let around = around.map(|load| Around { user: User::of(path), load });
+    load_of(bench, &User::of(path), measured, around).await
 }
 
 /// What goes over no path, in place of whose name stands what was measured.

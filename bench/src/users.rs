@@ -44,18 +44,26 @@ impl User {
     }
 }
 
+/// A load that goes on while another one is measured.
+pub struct Around {
+    /// Who sends it.
+    pub user: User,
+    /// What is sent.
+    pub load: Load,
+}
+
 /// A load in a process of its own; what goes on beside it in another, which is under way before.
-pub async fn load_of(bench: &Bench, user: &User, load: Load, around: Option<(User, Load)>) -> anyhow::Result<Outcome> {
+pub async fn load_of(bench: &Bench, user: &User, load: Load, around: Option<Around>) -> anyhow::Result<Outcome> {
     let (command, plan) = user.start(bench, load, Until::Done)?;
     let measured = async { Ok(serde_json::from_str(&output(command, plan.as_bytes()).await?)?) };
     match around {
-        Some((user, load)) => beside(bench, &user, load, measured).await,
+        Some(Around { user, load }) => beside(bench, &user, load, measured).await,
         None => measured.await,
     }
 }
 
 /// A load alone, and then beside another one: the second one is the outcome, which says what the first one saw.
-pub async fn alone_and_beside(bench: &Bench, user: &User, load: Load, around: (User, Load)) -> anyhow::Result<Outcome> {
+pub async fn alone_and_beside(bench: &Bench, user: &User, load: Load, around: Around) -> anyhow::Result<Outcome> {
     let alone = load_of(bench, user, load, None).await?;
     let mut outcome = load_of(bench, user, load, Some(around)).await?;
     // What failed alone has failed.

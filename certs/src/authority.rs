@@ -97,7 +97,7 @@ impl Issued {
     /// # Errors
     /// [`LoadError`] with [`Problem::Write`].
     pub fn save(&self, certificate_file: &Path, key_file: &Path) -> Result<(), LoadError> {
-        Credentials::replace((certificate_file, &self.certificate_pem), (key_file, &self.key_pem))
+        Credentials::replace(certificate_file, &self.certificate_pem, key_file, &self.key_pem)
     }
 }
 

@@ -48,7 +48,7 @@ impl Credentials {
 
     /// Replaces both files, the key readable for its owner only. Whenever this is stopped, [`Self::load`] finds a pair:
     /// the one of before or the new one.
-    pub(crate) fn replace((certificate, pem): (&Path, &str), (key, key_pem): (&Path, &str)) -> Result<(), LoadError> {
+    pub(crate) fn replace(certificate: &Path, pem: &str, key: &Path, key_pem: &str) -> Result<(), LoadError> {
         // What was left the last time may be the only other half there is.
         if Self::load_as_is(certificate, key).is_err()
             && let Some((late, ..)) = Self::halves(certificate, key).find(|(_, c, k)| Self::load_as_is(c, k).is_ok())

@@ -106,9 +106,7 @@ impl Generation {
         Ok(Self { authority, validity, client })
     }
 
-    fn read(authority: (&str, &str), client: (&str, &str)) -> Option<Self> {
-        let (authority, client) =
-            (Authority::from_pem(authority.0, authority.1).ok()?, Pair::read(client.0, client.1)?);
+    fn of(authority: Authority, client: Pair) -> Option<Self> {
         let (validity, _) = facts::facts(authority.certificate())?;
         Some(Self { authority, validity, client })
     }
@@ -127,8 +125,10 @@ impl Webhook {
     pub fn read(kept: &Kept) -> Self {
         let [certificates, keys, clients, client_keys] =
             [&kept.authorities.0, &kept.authorities.1, &kept.clients.0, &kept.clients.1].map(|text| blocks(text));
-        let authorities = certificates.into_iter().zip(keys).zip(clients.into_iter().zip(client_keys));
-        let authorities = authorities.filter_map(|(authority, client)| Generation::read(authority, client));
+        let authorities = certificates.into_iter().zip(keys).zip(clients).zip(client_keys);
+        let authorities = authorities.filter_map(|(((authority, key), client), client_key)| {
+            Generation::of(Authority::from_pem(authority, key).ok()?, Pair::read(client, client_key)?)
+        });
         Self {
             authorities: authorities.take(AUTHORITIES_MAX).map(Arc::new).collect(),
             server: Pair::read(&kept.server.0, &kept.server.1),

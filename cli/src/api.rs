@@ -4,7 +4,10 @@
 mod error;
 mod operation;
 
-use std::time::{Duration, Instant};
+use std::{
+    fmt,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context as _, anyhow, bail};
 use bytes::Bytes;
@@ -44,6 +47,21 @@ pub mod versions {
     pub const SOURCE_CONTROL: &str = "2023-05-01";
     /// Role definitions and assignments.
     pub const AUTHORIZATION: &str = "2022-04-01";
+}
+
+/// The type of resources of a provider; displayed as `provider/name`, as it stands in ids.
+#[derive(Debug, Clone, Copy)]
+pub struct ResourceType {
+    /// The namespace of the resource provider.
+    pub provider: &'static str,
+    /// The type in it.
+    pub name: &'static str,
+}
+
+impl fmt::Display for ResourceType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.provider, self.name)
+    }
 }
 
 /// Names what several requests belong to.

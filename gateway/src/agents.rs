@@ -179,7 +179,7 @@ pub struct Route<H> {
 }
 
 impl<H> Route<H> {
-    const fn new(method: Method, path: &'static str, (body_bytes, rate): (usize, Rate), serve: H) -> Self {
+    const fn new(method: Method, path: &'static str, body_bytes: usize, rate: Rate, serve: H) -> Self {
         Self { method, path, body_bytes, rate, serve }
     }
 }
@@ -201,45 +201,41 @@ const CHALLENGES: Rate = Rate::new(20_000, 500.0);
 
 /// What is answered on tunnels.
 pub static OF_TUNNELS: &[Route<ForAgents>] = &[
-    Route::new(Method::POST, paths::RENEW, (SHORT_BYTES, DEAR), |call, agent| {
-        Box::pin(certificate::renew(call, agent))
-    }),
-    Route::new(Method::POST, paths::TOKEN, (SHORT_BYTES, TOKENS), |call, agent| Box::pin(token::serve(call, agent))),
-    Route::new(Method::POST, paths::HEARTBEAT, (BODY_BYTES, DEAR), |call, agent| {
-        Box::pin(heartbeat::serve(call, agent))
-    }),
-    Route::new(Method::GET, paths::DESIRED, (0, CHEAP), |call, agent| Box::pin(desired::serve(call, agent))),
-    Route::new(Method::POST, paths::METRICS, (BODY_BYTES, CHEAP), |call, agent| {
+    Route::new(Method::POST, paths::RENEW, SHORT_BYTES, DEAR, |call, agent| Box::pin(certificate::renew(call, agent))),
+    Route::new(Method::POST, paths::TOKEN, SHORT_BYTES, TOKENS, |call, agent| Box::pin(token::serve(call, agent))),
+    Route::new(Method::POST, paths::HEARTBEAT, BODY_BYTES, DEAR, |call, agent| Box::pin(heartbeat::serve(call, agent))),
+    Route::new(Method::GET, paths::DESIRED, 0, CHEAP, |call, agent| Box::pin(desired::serve(call, agent))),
+    Route::new(Method::POST, paths::METRICS, BODY_BYTES, CHEAP, |call, agent| {
         Box::pin(telemetry::metrics(call, agent))
     }),
-    Route::new(Method::POST, paths::LOGS, (telemetry::LOG_BYTES, CHEAP), |call, agent| {
+    Route::new(Method::POST, paths::LOGS, telemetry::LOG_BYTES, CHEAP, |call, agent| {
         Box::pin(telemetry::logs(call, agent))
     }),
-    Route::new(Method::GET, paths::CATALOGUE, (0, CHEAP), |call, _| Box::pin(catalogue::index(call))),
-    Route::new(Method::GET, paths::CHART, (0, DEAR), |call, agent| Box::pin(catalogue::chart(call, agent))),
-    Route::new(Method::GET, paths::POLICY, (0, CHEAP), |call, agent| Box::pin(policy::serve(call, agent))),
-    Route::new(Method::GET, paths::OBJECTS, (0, CHEAP), |call, agent| Box::pin(objects::follow(call, agent))),
-    Route::new(Method::POST, paths::PROTECTED, (SHORT_BYTES, DEAR), |call, agent| {
+    Route::new(Method::GET, paths::CATALOGUE, 0, CHEAP, |call, _| Box::pin(catalogue::index(call))),
+    Route::new(Method::GET, paths::CHART, 0, DEAR, |call, agent| Box::pin(catalogue::chart(call, agent))),
+    Route::new(Method::GET, paths::POLICY, 0, CHEAP, |call, agent| Box::pin(policy::serve(call, agent))),
+    Route::new(Method::GET, paths::OBJECTS, 0, CHEAP, |call, agent| Box::pin(objects::follow(call, agent))),
+    Route::new(Method::POST, paths::PROTECTED, SHORT_BYTES, DEAR, |call, agent| {
         Box::pin(objects::protected(call, agent))
     }),
-    Route::new(Method::POST, paths::STATUSES, (BODY_BYTES, TOLD), |call, agent| Box::pin(objects::tell(call, agent))),
-    Route::new(Method::GET, paths::OBJECT_LOGS, (0, DEAR), |call, agent| Box::pin(logs::positions(call, agent))),
-    Route::new(Method::POST, paths::OBJECT_LOGS, (BODY_BYTES, LOGGED), |call, agent| Box::pin(logs::tell(call, agent))),
+    Route::new(Method::POST, paths::STATUSES, BODY_BYTES, TOLD, |call, agent| Box::pin(objects::tell(call, agent))),
+    Route::new(Method::GET, paths::OBJECT_LOGS, 0, DEAR, |call, agent| Box::pin(logs::positions(call, agent))),
+    Route::new(Method::POST, paths::OBJECT_LOGS, BODY_BYTES, LOGGED, |call, agent| Box::pin(logs::tell(call, agent))),
 ];
 
 /// What is answered at the public listener, below the prefix.
 pub static OF_VISITORS: &[Route<ForVisitors>] = &[
-    Route::new(Method::POST, enrolment_paths::CHALLENGE, (SHORT_BYTES, CHALLENGES), |call, _| {
+    Route::new(Method::POST, enrolment_paths::CHALLENGE, SHORT_BYTES, CHALLENGES, |call, _| {
         Box::pin(challenge::serve(call))
     }),
-    Route::new(Method::POST, enrolment_paths::CERTIFICATE, (SHORT_BYTES, OF_ADDRESS), |call, visitor| {
+    Route::new(Method::POST, enrolment_paths::CERTIFICATE, SHORT_BYTES, OF_ADDRESS, |call, visitor| {
         Box::pin(certificate::enrol(call, visitor))
     }),
-    Route::new(Method::POST, enrolment_paths::ENROL, (BODY_BYTES, OF_ADDRESS), |call, _| Box::pin(enrol::serve(call))),
-    Route::new(Method::POST, enrolment_paths::ENROLLED, (SHORT_BYTES, OF_ADDRESS), |call, _| {
+    Route::new(Method::POST, enrolment_paths::ENROL, BODY_BYTES, OF_ADDRESS, |call, _| Box::pin(enrol::serve(call))),
+    Route::new(Method::POST, enrolment_paths::ENROLLED, SHORT_BYTES, OF_ADDRESS, |call, _| {
         Box::pin(enrol::enrolled(call))
     }),
-    Route::new(Method::GET, enrolment_paths::SETTINGS, (0, OF_ADDRESS), |call, _| Box::pin(settings::serve(call))),
+    Route::new(Method::GET, enrolment_paths::SETTINGS, 0, OF_ADDRESS, |call, _| Box::pin(settings::serve(call))),
 ];
 
 /// The line of a table.

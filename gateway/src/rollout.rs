@@ -21,7 +21,7 @@ use types::api::ResourceId;
 use crate::{
     api::{
         Call,
-        write::{self, Seen},
+        write::{self, AssignmentRead, Seen},
     },
     api_error::ApiError,
     audit::AuditLog,
@@ -156,7 +156,7 @@ impl Rollouts {
 
     async fn withdraw_one(&self, site: &Site<'_>, id: &str) -> Result<(), Refused> {
         let id = ResourceId::parse(id).map_err(|error| Refused::Broken(error.to_string()))?;
-        let done = write::withdraw(&site.call(), &id, (&site.assignment.id, site.stored.revision)).await;
+        let done = write::withdraw(&site.call(), &id, site.assignment_read()).await;
         self.record(&site.assignment.id, "DELETE", id.as_str(), &done);
         done.map(drop).map_err(|error| match Refused::of(&error) {
             Refused::Kind(code, why) => Refused::Kind(code, format!("{id}: {why}")),
@@ -230,6 +230,11 @@ impl<'a> Site<'a> {
     fn of(control: &'a Arc<Control>, stored: &'a Stored) -> Option<Self> {
         let assignment = Assignment::of(stored)?;
         Some(Self { control, snapshot: control.snapshot(), headers: HeaderMap::new(), assignment, stored })
+    }
+
+    /// What a write decides by: nothing is written once the assignment is another one.
+    fn assignment_read(&self) -> AssignmentRead<'_> {
+        AssignmentRead { id: &self.assignment.id, revision: self.stored.revision }
     }
 
     /// A request of the gateway itself in the name of the assignment. Whether it may was asked when somebody wrote that.
@@ -437,14 +442,14 @@ impl Rollouts {
         let id = format!("{}/providers/{}/{}", member.id, assignment.kind.name(), assignment.name);
         let id = ResourceId::parse(&id).map_err(|error| Refused::Broken(error.to_string()))?;
         if assignment.existing {
-            let rolled = write::roll(&site.call(), &id, body, (&assignment.id, site.stored.revision)).await;
+            let rolled = write::roll(&site.call(), &id, body, site.assignment_read()).await;
             self.record(&assignment.id, "PATCH", id.as_str(), &rolled);
             return rolled.map(drop).map_err(|error| Refused::of(&error));
         }
         let mark = Managed { by: assignment.id.as_str().to_owned(), template: assignment.template };
         let cluster = (member.key.clone(), member.revision);
         let seen = Seen { assignment: site.stored.revision, cluster };
-        let made = write::manage(&site.call(), &id, body, (mark, seen)).await;
+        let made = write::manage(&site.call(), &id, body, mark, seen).await;
         self.record(&assignment.id, "PUT", id.as_str(), &made);
         made.map(drop).map_err(|error| Refused::of(&error))
     }

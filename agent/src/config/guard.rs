@@ -86,7 +86,8 @@ pub fn service_address() -> Option<(String, u16)> {
 pub(super) fn read(
     mut section: Section,
     roles: RoleSet,
-    (issuers, impersonation): (&[Issuer], &Impersonation),
+    issuers: &[Issuer],
+    impersonation: &Impersonation,
     out: &mut Faults,
 ) -> Option<Guard> {
     let listen = section.required_parsed("listen", "an address and a port such as 0.0.0.0:8444", out, |text| {

@@ -23,13 +23,18 @@ pub fn start(bench: &Bench, upstream: &Upstream, crowd: Crowd) -> anyhow::Result
     let (mut servers, mut hops, mut also) = (Vec::new(), Vec::new(), Also::default());
     for each in ports {
         let (inner, name) = (bench.inner(each), if each == port { "inner" } else { "inner-beside" });
-        hops.push(hop(bench, Seat::Inner, name, (&[(inner.address.clone(), upstream.clone())], connections))?);
+        hops.push(hop(
+            bench,
+            Seat::Inner,
+            name,
+            Plan { servers: &[(inner.address.clone(), upstream.clone())], connections },
+        )?);
         servers.push((address(Seat::Outer, each), inner));
     }
     if crowd == Crowd::Two {
         also.beside = Some((url(port_beside), None));
     }
-    hops.insert(0, hop(bench, Seat::Outer, "outer", (&servers, connections))?);
+    hops.insert(0, hop(bench, Seat::Outer, "outer", Plan { servers: &servers, connections })?);
     Ok(Running { also, ..bench.proxied(THIS, upstream, hops) })
 }
 
@@ -45,10 +50,16 @@ pub fn cannot(watches: u32) -> Option<String> {
     (u64::from(needed) > allowed).then_some(refused)
 }
 
-/// What is listened on, and where that leads, each.
-type Servers<'a> = &'a [(String, Upstream)];
+/// What a hop does.
+#[derive(Clone, Copy)]
+struct Plan<'a> {
+    /// What is listened on, and where that leads, each.
+    servers: &'a [(String, Upstream)],
+    /// Connections of its process.
+    connections: u32,
+}
 
-fn hop(bench: &Bench, seat: Seat, name: &str, plan: (Servers<'_>, u32)) -> anyhow::Result<Program> {
+fn hop(bench: &Bench, seat: Seat, name: &str, plan: Plan<'_>) -> anyhow::Result<Program> {
     let (dir, certificates) = (bench.file(&format!("nginx-{name}")), bench.file(""));
     std::fs::create_dir_all(&dir)?;
     let file = dir.join("nginx.conf");
@@ -64,7 +75,8 @@ fn program() -> anyhow::Result<PathBuf> {
 }
 
 /// nginx compares certificates with names, never with addresses.
-fn configuration(certificates: &Path, dir: &Path, name: &str, (servers, connections): (Servers<'_>, u32)) -> String {
+fn configuration(certificates: &Path, dir: &Path, name: &str, plan: Plan<'_>) -> String {
+    let Plan { servers, connections } = plan;
     let (certificates, dir, cipher) = (certificates.display(), dir.display(), cipher::OPENSSL);
     let server = |(number, (listen, to)): (usize, &(String, Upstream))| {
         let Upstream { address, name: to, ca, .. } = to;

@@ -128,7 +128,7 @@ impl<'a> Begun<'a> {
     /// The agent of a cluster.
     fn agent(&self, name: &str, called: &str, upstream: &Upstream) -> anyhow::Result<Program> {
         let config = Path::new(text(self.cluster(name)?, "agent_config")?);
-        agent(self.bench, self.carrier, (config, upstream), called)
+        agent(self.bench, self.carrier, config, upstream, called)
     }
 
     /// An agent of ours in the place of the program, whose control exchanges can be measured.
@@ -147,12 +147,7 @@ impl<'a> Begun<'a> {
 }
 
 /// The agent's program with these settings.
-fn agent(
-    bench: &Bench,
-    carrier: &str,
-    (config, upstream): (&Path, &Upstream),
-    called: &str,
-) -> anyhow::Result<Program> {
+fn agent(bench: &Bench, carrier: &str, config: &Path, upstream: &Upstream, called: &str) -> anyhow::Result<Program> {
     let mut command = bench.link.command(Seat::Inner, &program(bench, "towline-agent")?);
     command.args(["run", "--carrier", carrier, "--config"]).arg(config);
     command.arg("--kubeconfig").arg(&upstream.admin);

@@ -8,14 +8,17 @@ use http::StatusCode;
 use serde_json::Value;
 use types::api::{ResourceId, id::is_same};
 
-use super::{CommonArgs, clusters::NamedCluster, confirm, interrupt::Interrupt, steps::Steps};
+use super::{
+    CommonArgs, clusters::NamedCluster, confirm, extension::EXTENSIONS, flux::CONFIGURATIONS, interrupt::Interrupt,
+    steps::Steps,
+};
 use crate::{
     api::{Api, ApiError, Wait, at, versions},
     context::Context,
     failure::{Failure, Hint, Outcome},
     kubernetes::{
         KubeArgs, Kubernetes, Place,
-        installed::{Installed, group_and_name, is_elsewhere},
+        installed::{Installed, is_elsewhere},
         place::NAMESPACE,
         turn::Turn,
     },
@@ -111,8 +114,7 @@ async fn configurations(found: &Found) -> Vec<String> {
     if found.resource.is_none() {
         return Vec::new();
     }
-    let (provider, kind) = super::flux::CONFIGURATIONS;
-    let target = at(format!("{}/providers/{provider}/{kind}", found.id), versions::FLUX);
+    let target = at(format!("{}/providers/{CONFIGURATIONS}", found.id), versions::FLUX);
     let listed = found.api.list(&target).await.unwrap_or_default();
     listed.iter().filter_map(|one| one["name"].as_str().map(str::to_owned)).collect()
 }
@@ -123,8 +125,7 @@ async fn extensions(found: &Found) -> Outcome<Vec<String>> {
     if found.resource.is_none() {
         return Ok(Vec::new());
     }
-    let (provider, kind) = super::extension::EXTENSIONS;
-    let target = at(format!("{}/providers/{provider}/{kind}", found.id), versions::EXTENSIONS);
+    let target = at(format!("{}/providers/{EXTENSIONS}", found.id), versions::EXTENSIONS);
     let listed = found.api.list(&target).await.unwrap_or_default();
     let name =
         |one: &Value| Some(format!("{} ({})", one["name"].as_str()?, one["properties"]["extensionType"].as_str()?));
@@ -235,7 +236,7 @@ async fn agents(args: &Args, context: &Context, id: &ResourceId) -> Outcome<Opti
     let Some(there) = there else { return Ok(None) };
     if !is_same(&there.cluster_id, id.as_str()) {
         let choose = "choose the kubeconfig of the cluster: --kube-config FILE, --kube-context NAME";
-        return Err(is_elsewhere(&group_and_name(&there.cluster_id), choose));
+        return Err(is_elsewhere(&there.cluster_id, choose));
     }
     // The same names at another gateway are another cluster's.
     let gateway = context.account();

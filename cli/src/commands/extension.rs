@@ -36,7 +36,7 @@ use super::{
     on_cluster::{OnCluster, is_missing},
 };
 use crate::{
-    api::{Api, WaitArgs, at, versions},
+    api::{Api, ResourceType, WaitArgs, at, versions},
     context::Context,
     failure::{Failure, Outcome},
     output::{self, Column},
@@ -44,7 +44,7 @@ use crate::{
 };
 
 /// The provider and the type.
-pub const EXTENSIONS: (&str, &str) = ("Microsoft.KubernetesConfiguration", "extensions");
+pub const EXTENSIONS: ResourceType = ResourceType { provider: "Microsoft.KubernetesConfiguration", name: "extensions" };
 const COLUMNS: &[Column] = &[
     ("Name", "/name"),
     ("Type", "/properties/extensionType"),
@@ -150,7 +150,11 @@ pub struct NamedExtension {
 
 impl NamedExtension {
     fn id(&self, context: &Context) -> Outcome<ResourceId> {
-        self.on.id(context)?.on(EXTENSIONS.0, EXTENSIONS.1, &self.name).context("--name").map_err(Failure::usage)
+        self.on
+            .id(context)?
+            .on(EXTENSIONS.provider, EXTENSIONS.name, &self.name)
+            .context("--name")
+            .map_err(Failure::usage)
     }
 
     fn target(&self, context: &Context) -> Outcome<String> {
@@ -215,7 +219,7 @@ pub async fn run(args: Args) -> Outcome {
         ExtensionAction::List { cluster } => {
             let context = Context::open(&common.context).await?;
             let id = cluster.id(&context)?;
-            let target = at(format!("{id}/providers/{}/{}", EXTENSIONS.0, EXTENSIONS.1), versions::EXTENSIONS);
+            let target = at(format!("{id}/providers/{EXTENSIONS}"), versions::EXTENSIONS);
             let rows = Api::of(&context)?.list(&target).await?;
             output::print_list(rows, &common.output, COLUMNS, "no extensions; towline extension create makes one")?;
         }

@@ -9,7 +9,7 @@ use types::api::ResourceId;
 
 use super::{CommonArgs, names};
 use crate::{
-    api::{Api, at, versions},
+    api::{Api, ResourceType, at, versions},
     commands::on_cluster::is_missing,
     context::Context,
     failure::{Failure, Outcome},
@@ -18,7 +18,7 @@ use crate::{
 };
 
 /// The provider and the type.
-const ASSIGNMENTS: (&str, &str) = ("Towline.Fleet", "assignments");
+const ASSIGNMENTS: ResourceType = ResourceType { provider: "Towline.Fleet", name: "assignments" };
 
 /// How many may fail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -75,7 +75,8 @@ impl Assignment {
     pub async fn open(named: &Named, list: &'static str, common: &CommonArgs) -> Outcome<Self> {
         let context = Context::open(&common.context).await?;
         let scope = scope(&context, named.resource_group.as_deref())?;
-        let id = scope.on(ASSIGNMENTS.0, ASSIGNMENTS.1, &named.name).context("--name").map_err(Failure::usage)?;
+        let id =
+            scope.on(ASSIGNMENTS.provider, ASSIGNMENTS.name, &named.name).context("--name").map_err(Failure::usage)?;
         let target = at(&id, versions::FLEET);
         Ok(Self { api: Api::of(&context)?, id, target, group: named.resource_group.clone(), list })
     }
@@ -112,9 +113,9 @@ pub fn row(shown: &Value) -> Value {
 }
 
 /// Assignments of a scope whose template is of this provider and type.
-pub async fn list(context: &Context, scope: &ResourceId, kind: (&str, &str)) -> Outcome<Vec<Value>> {
-    let target = at(format!("{scope}/providers/{}/{}", ASSIGNMENTS.0, ASSIGNMENTS.1), versions::FLEET);
-    let kind = format!("{}/{}", kind.0, kind.1);
+pub async fn list(context: &Context, scope: &ResourceId, kind: ResourceType) -> Outcome<Vec<Value>> {
+    let target = at(format!("{scope}/providers/{ASSIGNMENTS}"), versions::FLEET);
+    let kind = kind.to_string();
     let is_one = |row: &&Value| {
         row["properties"]["template"]["type"].as_str().is_some_and(|text| text.eq_ignore_ascii_case(&kind))
     };

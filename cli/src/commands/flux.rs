@@ -43,7 +43,7 @@ use super::{
     on_cluster::{OnCluster, followed, is_missing, is_of_operation},
 };
 use crate::{
-    api::{Answer, Api, ApiError, Wait, at, versions},
+    api::{Answer, Api, ApiError, ResourceType, Wait, at, versions},
     context::Context,
     failure::{Failure, Outcome},
     output::{self, Column, Format},
@@ -51,7 +51,8 @@ use crate::{
 };
 
 /// The provider and the type.
-pub(super) const CONFIGURATIONS: (&str, &str) = ("Microsoft.KubernetesConfiguration", "fluxConfigurations");
+pub(super) const CONFIGURATIONS: ResourceType =
+    ResourceType { provider: "Microsoft.KubernetesConfiguration", name: "fluxConfigurations" };
 /// What az calls the kustomization of a configuration that is created without one.
 const DEFAULT_KUSTOMIZATION: &str = "kustomization-1";
 const COLUMNS: &[Column] = &[
@@ -253,8 +254,7 @@ pub async fn run(args: Args) -> Outcome {
         }
         FluxAction::List { cluster } => {
             let context = Context::open(&common.context).await?;
-            let (provider, kind) = CONFIGURATIONS;
-            let target = at(format!("{}/providers/{provider}/{kind}", cluster.id(&context)?), versions::FLUX);
+            let target = at(format!("{}/providers/{CONFIGURATIONS}", cluster.id(&context)?), versions::FLUX);
             let rows = Api::of(&context)?.list(&target).await?;
             output::print_list(rows, &common.output, COLUMNS, "no configurations; towline flux create makes one")?;
         }
@@ -287,7 +287,7 @@ impl Configuration {
     async fn open(name: &NamedConfiguration, common: &CommonArgs) -> Outcome<Self> {
         let context = Context::open(&common.context).await?;
         let cluster = name.on.id(&context)?;
-        let id = cluster.on(CONFIGURATIONS.0, CONFIGURATIONS.1, &name.name);
+        let id = cluster.on(CONFIGURATIONS.provider, CONFIGURATIONS.name, &name.name);
         let target = at(id.context("--name").map_err(Failure::usage)?, versions::FLUX);
         Ok(Self { api: Api::of(&context)?, cluster, target, name: name.clone() })
     }
@@ -433,7 +433,7 @@ async fn delete(
 
 /// Whether what is missing is a configuration, and not its cluster.
 fn is_of_configuration(failure: &Failure) -> bool {
-    ApiError::behind(failure).is_some_and(|error| error.message.contains(CONFIGURATIONS.1))
+    ApiError::behind(failure).is_some_and(|error| error.message.contains(CONFIGURATIONS.name))
 }
 
 /// Kustomizations that delete in the cluster what they made.

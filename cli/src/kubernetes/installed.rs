@@ -296,8 +296,9 @@ pub fn kinds() -> impl Iterator<Item = &'static place::Kind> {
     KINDS.iter().filter(|kind| **kind != NAMESPACE)
 }
 
-/// That the agents of a cluster are another resource's.
-pub fn is_elsewhere((group, name): &(String, String), hint: &str) -> Failure {
+/// The agents in the cluster belong to the resource `cluster_id`, not to the one that the caller named.
+pub fn is_elsewhere(cluster_id: &str, hint: &str) -> Failure {
+    let (group, name) = group_and_name(cluster_id);
     let error = anyhow!(
         "The current context in the kubeconfig file does not correspond to the connected cluster resource specified. Agents installed on this cluster correspond to the resource group name '{group}' and resource name '{name}'"
     );

@@ -70,8 +70,8 @@ async fn keep(call: &Call, agent: &Agent, told: &Heartbeat, now_ms: i64) -> Resu
         return Err(ApiError::of(StatusCode::CONFLICT, codes::ALREADY_CONNECTED, message));
     }
     if known.authority != agent.authority {
-        let of = (key, agent.cluster.agents.principal());
-        call.control.store.put_authority(of, agent.authority.as_deref()).await?;
+        let principal = agent.cluster.agents.principal();
+        call.control.store.put_authority(key, principal, agent.authority.as_deref()).await?;
     }
     // What differs from what events told last is told; nothing is written for what does not.
     let fits = skew::judge(&told.agent_version).event();

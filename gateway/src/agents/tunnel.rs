@@ -112,7 +112,8 @@ async fn exchange(
     let (path, asked) = target.split_once('?').map_or((target.as_str(), None), |(path, query)| (path, Some(query)));
     let body = StreamBody::of_request(recv, &head.headers);
     let answer = async {
-        let serving = serve(core, control, tunnel, cluster, (&head.method, path, asked), body);
+        let asked = Target { method: &head.method, path, query: asked };
+        let serving = serve(core, control, tunnel, cluster, asked, body);
         named(answered(serving.await, path), head.request_id)
     };
     let answer = tokio::select! {
@@ -132,16 +133,24 @@ async fn exchange(
     }
 }
 
+/// What an agent asks for in an exchange.
+#[derive(Clone, Copy)]
+struct Target<'a> {
+    method: &'a Method,
+    path: &'a str,
+    query: Option<&'a str>,
+}
+
 async fn serve(
     core: Arc<Core>,
     control: Arc<Control>,
     tunnel: &LiveTunnel,
     cluster: &OfCluster,
-    (method, path, asked): (&Method, &str, Option<&str>),
+    asked: Target<'_>,
     body: StreamBody,
 ) -> Result<Reply, ApiError> {
     const { assert!(EXCHANGES < limits::STREAMS_PER_TUNNEL as usize) };
-    let route = find(OF_TUNNELS, method, path)?;
+    let route = find(OF_TUNNELS, asked.method, asked.path)?;
     let place = Arc::clone(&cluster.places).try_acquire_owned();
     let _place = place.map_err(|_| busy(&format!("{EXCHANGES_OF_CLUSTER} exchanges of this cluster's agents")))?;
     core.agents.by_cluster(tunnel.cluster.key, route.path, route.rate)?;
@@ -156,7 +165,7 @@ async fn serve(
     };
     let id = &tunnel.cluster.id;
     core.snapshots.load().serves(id, &tunnel.names).map_err(|gone| certificate::refused(&gone))?;
-    let call = Call { core, control, query: query(asked), body };
+    let call = Call { core, control, query: query(asked.query), body };
     let (names, authority) = (tunnel.names.clone(), tunnel.authority.clone());
     let agent = Agent { cluster: Arc::clone(&tunnel.cluster), names, authority, tunnel: tunnel.id() };
     in_time((route.serve)(&call, &agent)).await

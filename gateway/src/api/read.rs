@@ -64,7 +64,7 @@ pub async fn show(call: &Call<'_>, kind: &dyn Kind, version: &str, stored: &Stor
     };
     let is_long = !answers::is_short(&stored.body) || !parts.iter().all(answers::is_short) || parts.len() > ROWS_A_TURN;
     let beside = Beside { agent, told, parts };
-    Ok(here(is_long, || show_with(call, kind, version, (&stored.id, stored.body.clone()), beside)).await)
+    Ok(here(is_long, || show_with(call, kind, version, &stored.id, stored.body.clone(), beside)).await)
 }
 
 /// What is kept beside a resource, apart from its revisions.
@@ -77,7 +77,7 @@ struct Beside {
 }
 
 /// The same of the id and the body of one, with what is kept beside.
-fn show_with(call: &Call<'_>, kind: &dyn Kind, version: &str, (id, body): (&str, Value), beside: Beside) -> Value {
+fn show_with(call: &Call<'_>, kind: &dyn Kind, version: &str, id: &str, body: Value, beside: Beside) -> Value {
     let object = if kind.is_followed() { Object::of(&body) } else { Object::default() };
     let mut kept = match body {
         Value::Object(kept) => kept,
@@ -289,7 +289,7 @@ pub async fn list(call: &Call<'_>, scope: Option<&ResourceId>, name: &str) -> Re
             Some(filter) => kind.matches(filter, &stored, &call.caller)?,
             None => true,
         };
-        Ok((visible && reachable && wanted).then(|| show_with(call, kind, version, (&stored.id, stored.body), beside)))
+        Ok((visible && reachable && wanted).then(|| show_with(call, kind, version, &stored.id, stored.body, beside)))
     };
     let sources = sources(kind, scope, at_scope);
     let (page, next) = gather(call, &sources, from, rows, shown).await?;

@@ -58,8 +58,16 @@ async fn list(call: &Call<'_>) -> Result<Response<Body>, ApiError> {
     let cluster = cluster.map(fold);
     let _turn = call.control.lists.take(call.caller.object_id()).await?;
     let others = elsewhere(call, cluster.as_deref()).await?;
-    let (viewer, here) = (Viewer::of(call)?, (call.sessions.clone(), call.replica().map(str::to_owned)));
+    let here = Here { sessions: call.sessions.clone(), replica: call.replica().map(str::to_owned) };
+    let viewer = Viewer::of(call)?;
     json_aside(move || Ok(viewer.list(cluster.as_deref(), here, others))).await
+}
+
+/// This gateway.
+struct Here {
+    sessions: Option<Arc<Sessions>>,
+    /// Its name among several replicas.
+    replica: Option<String>,
 }
 
 /// The caller, and the roles and assignments that decide which sessions they see. These are taken after the other
@@ -95,12 +103,7 @@ impl Viewer {
     }
 
     /// The sessions that may be seen, at a cluster or at all: those `here`, and what other replicas told.
-    fn list(
-        &self,
-        cluster: Option<&str>,
-        (sessions, own_replica): (Option<Arc<Sessions>>, Option<String>),
-        others: Vec<Said>,
-    ) -> Value {
+    fn list(&self, cluster: Option<&str>, here: Here, others: Vec<Said>) -> Value {
         let own = Principal::User(Arc::clone(&self.identity)).key();
         let mut asker = self.snapshot.directory.asker(&self.principals, Plane::Control, Action::new(READ), self.now);
         let mut allowed: HashMap<ClusterKey, bool> = HashMap::new();
@@ -109,12 +112,12 @@ impl Viewer {
             let at = &session.cluster;
             cluster.is_none_or(|wanted| at.id.as_str() == wanted) && (session.principal.key() == own || may(&at.id))
         };
-        let found = sessions.map(|sessions| sessions.matching(MOST_COUNTED, sees)).unwrap_or_default();
+        let found = here.sessions.map(|sessions| sessions.matching(MOST_COUNTED, sees)).unwrap_or_default();
         let mut total = found.len();
         let mut rows: Vec<(u64, Value)> = Vec::new();
         for session in oldest(found, |session| session.started) {
             let row = session.row();
-            rows.push((row.started_ms, self.shown(&row, own_replica.as_deref())));
+            rows.push((row.started_ms, self.shown(&row, here.replica.as_deref())));
         }
         let mut incomplete = Vec::new();
         for Said { replica, answer } in others {

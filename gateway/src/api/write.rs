@@ -58,6 +58,24 @@ pub struct Seen {
     pub cluster: (String, i64),
 }
 
+/// A fleet assignment, as it was read.
+#[derive(Debug, Clone, Copy)]
+pub struct AssignmentRead<'a> {
+    /// Its id.
+    pub id: &'a ResourceId,
+    /// Its revision.
+    pub revision: i64,
+}
+
+/// The resource that a write or a deletion is about.
+#[derive(Clone, Copy)]
+struct Target<'a> {
+    kind: &'static dyn Kind,
+    /// The api-version in which it is written and shown.
+    version: &'static str,
+    id: &'a ResourceId,
+}
+
 impl Change {
     /// What a client, or a fleet assignment, gives.
     fn given(&self) -> &Map<String, Value> {
@@ -101,12 +119,13 @@ where
     B: http_body::Body<Data = Bytes>,
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
-    let (kind, version) = writable(call, id)?;
+    let target = writable(call, id)?;
+    let kind = target.kind;
     kind.check_name(id.name())?;
     call.authorize(&format!("{}/write", read::operations_of(kind)), id)?;
     let checked = sent(call, id, body, move |raw| schema::check(kind.schema(), raw)).await?;
     registrations::check(call.control, kind, id).await?;
-    change(call, kind, version, id, Change::Replace(checked)).await
+    change(call, target, Change::Replace(checked)).await
 }
 
 /// PATCH of a resource.
@@ -115,15 +134,15 @@ where
     B: http_body::Body<Data = Bytes>,
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
-    let (kind, version) = writable(call, id)?;
-    let Some(part) = kind.patch_schema() else {
+    let target = writable(call, id)?;
+    let Some(part) = target.kind.patch_schema() else {
         return Err(
             ApiError::method_not_allowed("this type has no PATCH").with(header::ALLOW, "GET, HEAD, PUT, DELETE")
         );
     };
-    call.authorize(&format!("{}/write", read::operations_of(kind)), id)?;
+    call.authorize(&format!("{}/write", read::operations_of(target.kind)), id)?;
     let checked = sent(call, id, body, move |raw| schema::check_part(part, raw)).await?;
-    change(call, kind, version, id, Change::Merge(checked)).await
+    change(call, target, Change::Merge(checked)).await
 }
 
 /// What a fleet assignment wants to be there: written as a PUT of it is, with the same checks. Whether it may was asked
@@ -133,13 +152,15 @@ pub async fn manage(
     call: &Call<'_>,
     id: &ResourceId,
     body: &Map<String, Value>,
-    (mark, seen): (Managed, Seen),
+    mark: Managed,
+    seen: Seen,
 ) -> Result<Response<Body>, ApiError> {
-    let (kind, version) = of_newest(call, id)?;
+    let target = of_newest(call, id)?;
+    let kind = target.kind;
     kind.check_name(id.name())?;
     let checked = here(!answers::is_short_object(body), || schema::check(kind.schema(), body)).await?;
     registrations::check(call.control, kind, id).await?;
-    change(call, kind, version, id, Change::Manage(checked, mark, seen)).await
+    change(call, target, Change::Manage(checked, mark, seen)).await
 }
 
 /// What a fleet assignment changes of something that others made: written as a PATCH, with the fence of [`manage`]. The
@@ -148,24 +169,26 @@ pub async fn roll(
     call: &Call<'_>,
     id: &ResourceId,
     part: &Map<String, Value>,
-    (by, revision): (&ResourceId, i64),
+    by: AssignmentRead<'_>,
 ) -> Result<Response<Body>, ApiError> {
-    let (kind, version) = of_newest(call, id)?;
-    let patch = kind.patch_schema().ok_or_else(|| ApiError::internal("a kind that is rolled out has no PATCH"))?;
+    let target = of_newest(call, id)?;
+    let patch =
+        target.kind.patch_schema().ok_or_else(|| ApiError::internal("a kind that is rolled out has no PATCH"))?;
     let checked = here(!answers::is_short_object(part), || schema::check_part(patch, part)).await?;
-    change(call, kind, version, id, Change::Roll(checked, by.key().to_owned(), revision)).await
+    change(call, target, Change::Roll(checked, by.id.key().to_owned(), by.revision)).await
 }
 
 /// The deletion of what a fleet assignment made, as [`manage`]; of what it did not make, nothing.
-pub async fn withdraw(call: &Call<'_>, id: &ResourceId, by: (&ResourceId, i64)) -> Result<Response<Body>, ApiError> {
-    let (kind, version) = of_newest(call, id)?;
-    take_away(call, (kind, version, id), Taking { by: Some(by), ..Taking::default() }).await
+pub async fn withdraw(call: &Call<'_>, id: &ResourceId, by: AssignmentRead<'_>) -> Result<Response<Body>, ApiError> {
+    let target = of_newest(call, id)?;
+    take_away(call, target, Taking { by: Some(by), ..Taking::default() }).await
 }
 
-fn of_newest(call: &Call<'_>, id: &ResourceId) -> Result<(&'static dyn Kind, &'static str), ApiError> {
+fn of_newest<'a>(call: &Call<'_>, id: &'a ResourceId) -> Result<Target<'a>, ApiError> {
     let kind = read::kind_of(id)?;
     read::in_subscription(call, id)?;
-    Ok((kind, kind.api_versions().last().copied().unwrap_or_default()))
+    let version = kind.api_versions().last().copied().unwrap_or_default();
+    Ok(Target { kind, version, id })
 }
 
 /// What a client wrote, without what every resource has, and as `check` takes it. A long one is checked where it is read.
@@ -188,7 +211,7 @@ where
     Ok(checked?)
 }
 
-fn writable(call: &Call<'_>, id: &ResourceId) -> Result<(&'static dyn Kind, &'static str), ApiError> {
+fn writable<'a>(call: &Call<'_>, id: &'a ResourceId) -> Result<Target<'a>, ApiError> {
     let kind = read::kind_of(id)?;
     let version = call.version(kind)?;
     if !kind.is_writable() {
@@ -208,19 +231,14 @@ fn writable(call: &Call<'_>, id: &ResourceId) -> Result<(&'static dyn Kind, &'st
         _ => false,
     };
     if fits {
-        return Ok((kind, version));
+        return Ok(Target { kind, version, id });
     }
     let message = format!("A resource of type '{}' cannot be at '{id}'.", kind.name());
     Err(ApiError::bad_request("InvalidResourceId", message))
 }
 
-async fn change(
-    call: &Call<'_>,
-    kind: &'static dyn Kind,
-    version: &str,
-    id: &ResourceId,
-    change: Change,
-) -> Result<Response<Body>, ApiError> {
+async fn change(call: &Call<'_>, target: Target<'_>, change: Change) -> Result<Response<Body>, ApiError> {
+    let Target { kind, id, .. } = target;
     kind.may_change(id, call.control)?;
     may_be_below(call, id)?;
     for _ in 0..TRIES {
@@ -230,14 +248,14 @@ async fn change(
         stays(call, id, old).await?;
         unmanaged(call, old, change.mark()).await?;
         let is_long = !answers::is_short_object(change.given()) || old.is_some_and(|old| !answers::is_short(&old.body));
-        let prepared = turns(is_long, Box::pin(prepare(call, (kind, version, id), old, &change))).await?;
+        let prepared = turns(is_long, Box::pin(prepare(call, target, old, &change))).await?;
         let Prepared { batch, mut stored, operation, turn: _turn } = prepared;
         match call.control.write(&batch).await? {
             Ok(revision) => {
                 stored.revision = revision;
                 let written = Written { stored, operation, is_new: old.is_none(), patched: change.is_patch() };
                 // What is long is dropped there, too.
-                return turns(is_long, Box::pin(answer(call, (kind, version), written, (change, batch)))).await;
+                return turns(is_long, Box::pin(answer(call, target, written, change, batch))).await;
             }
             Err(Refused::Changed { key, .. }) if change.decided_by().is_some_and(|(by, _)| by == key) => {
                 return Err(assignment_changed());
@@ -267,10 +285,11 @@ struct Prepared<'a> {
 /// All that is done for a write before it is kept: checks of the kind, what this service fills in, and sealing.
 async fn prepare<'a>(
     call: &Call<'a>,
-    (kind, version, id): (&'static dyn Kind, &str, &ResourceId),
+    target: Target<'_>,
     old: Option<&Stored>,
     change: &Change,
 ) -> Result<Prepared<'a>, ApiError> {
+    let Target { kind, version, id } = target;
     let mut body = match (change, old) {
         (Change::Replace(new) | Change::Manage(new, ..), Some(old)) => replaced(kind, version, old, new),
         (Change::Replace(new) | Change::Manage(new, ..), None) => new.clone(),
@@ -306,7 +325,7 @@ async fn prepare<'a>(
         Some(old) => owner_stays(call, kind, old, Some(&body)).await?,
         None => None,
     };
-    let (batch, stored, operation) = batch_of(call, (kind, id, old), body, beside, change)?;
+    let (batch, stored, operation) = batch_of(call, target, old, body, beside, change)?;
     Ok(Prepared { batch, stored, operation, turn })
 }
 
@@ -318,13 +337,14 @@ struct Written {
     patched: bool,
 }
 
-/// The answer to a write. `_done`: what the write was made of. It is freed here, within the turn of the answer, because
-/// freeing many values takes long too.
+/// The answer to a write. What the write was made of (`_change`, `_batch`) is freed here, within the turn of the answer,
+/// because freeing many values takes long too.
 async fn answer(
     call: &Call<'_>,
-    (kind, version): (&'static dyn Kind, &str),
+    Target { kind, version, .. }: Target<'_>,
     Written { stored, operation, is_new, patched }: Written,
-    _done: (Change, Batch),
+    _change: Change,
+    _batch: Batch,
 ) -> Result<Response<Body>, ApiError> {
     let status = match is_new {
         false if patched && kind.is_followed() => StatusCode::ACCEPTED,
@@ -365,7 +385,8 @@ fn under_way(answer: &mut Value, was_there: bool) {
 /// What is written of a checked body: the batch, the resource in it, and the operation that it begins.
 fn batch_of(
     call: &Call<'_>,
-    (kind, id, old): (&'static dyn Kind, &ResourceId, Option<&Stored>),
+    Target { kind, id, .. }: Target<'_>,
+    old: Option<&Stored>,
     mut body: Map<String, Value>,
     beside: Option<Beside>,
     change: &Change,
@@ -649,13 +670,13 @@ async fn no_parent(call: &Call<'_>, id: &ResourceId) -> Result<ApiError, ApiErro
 /// DELETE of a resource, and of all that it holds; with `?onlyIfEmpty=true` only if that is nothing, and at once:
 /// nobody else can put something into it in between (feature I3).
 pub async fn delete(call: &Call<'_>, id: &ResourceId) -> Result<Response<Body>, ApiError> {
-    let (kind, version) = writable(call, id)?;
-    call.authorize(&format!("{}/delete", read::operations_of(kind)), id)?;
+    let target = writable(call, id)?;
+    call.authorize(&format!("{}/delete", read::operations_of(target.kind)), id)?;
     read::in_subscription(call, id)?;
     let only_empty = flag(call, "onlyIfEmpty")?;
     // What is in the cluster is then taken down without anybody waiting for it (E10).
-    let forced = kind.is_followed() && flag(call, "forceDelete")?;
-    take_away(call, (kind, version, id), Taking { only_empty, forced, by: None }).await
+    let forced = target.kind.is_followed() && flag(call, "forceDelete")?;
+    take_away(call, target, Taking { only_empty, forced, by: None }).await
 }
 
 /// How something is deleted.
@@ -666,12 +687,12 @@ struct Taking<'a> {
     /// Without its cluster.
     forced: bool,
     /// By the fleet assignment that made it, as it was read.
-    by: Option<(&'a ResourceId, i64)>,
+    by: Option<AssignmentRead<'a>>,
 }
 
 async fn take_away(
     call: &Call<'_>,
-    (kind, version, id): (&'static dyn Kind, &str, &ResourceId),
+    Target { kind, version, id }: Target<'_>,
     Taking { only_empty, forced, by }: Taking<'_>,
 ) -> Result<Response<Body>, ApiError> {
     kind.may_change(id, call.control)?;
@@ -682,7 +703,7 @@ async fn take_away(
         };
         preconditions(call, Some(&old))?;
         match by {
-            Some((by, _)) if Managed::of(&old.body).is_none_or(|has| has.key() != by.key()) => {
+            Some(by) if Managed::of(&old.body).is_none_or(|has| has.key() != by.id.key()) => {
                 return Ok(empty(StatusCode::NO_CONTENT));
             }
             Some(_) => {}
@@ -703,7 +724,7 @@ async fn take_away(
         let (mut batch, operation) = if slowly { marked(call, kind, id, &old) } else { (removed(&old), None) };
         batch.empty.extend(only_empty.then(|| old.key.clone()));
         batch.without = without;
-        batch.as_read.extend(by.map(|(by, revision)| (by.key().to_owned(), revision)));
+        batch.as_read.extend(by.map(|by| (by.id.key().to_owned(), by.revision)));
         match call.control.write(&batch).await? {
             Ok(_) if operation.is_some() => {
                 return Ok(operations::announce(call, empty(kind.deletion_begins_with()), operation.as_ref()));
@@ -713,7 +734,7 @@ async fn take_away(
                 let message = format!("'{}' holds something, which onlyIfEmpty=true keeps.", id.name());
                 return Err(ApiError::of(StatusCode::CONFLICT, "ResourceNotEmpty", message));
             }
-            Err(Refused::Changed { key, .. }) if by.is_some_and(|(by, _)| by.key() == key) => {
+            Err(Refused::Changed { key, .. }) if by.is_some_and(|by| by.id.key() == key) => {
                 return Err(assignment_changed());
             }
             Err(Refused::Changed { .. } | Refused::NoParent { .. }) => {}

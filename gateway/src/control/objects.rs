@@ -32,7 +32,7 @@ use crate::{
         StoreError,
         batch::{Batch, Expect, Refused},
         changes::Change,
-        parts::{Kept, Part, Room},
+        parts::{Kept, Part, PartsTold, Room},
         resources::Stored,
         statuses::Told,
     },
@@ -368,8 +368,8 @@ impl Control {
         }
         let named = told.values.iter().filter(|(name, _)| (1..=PART_NAME_BYTES).contains(&name.len()));
         let parts: Vec<Part> = named.map(|(name, told)| part(name, told.as_ref(), parted)).collect();
-        let (of, positions) = ((key, cluster), (told.after, told.position));
-        Ok(self.store.keep_parts(of, positions, &parts, (ROOM_OF_AN_OBJECT, ROOM_OF_A_CLUSTER)).await?)
+        let told = PartsTold { key, cluster, after: told.after, position: told.position, parts: &parts };
+        Ok(self.store.keep_parts(told, ROOM_OF_AN_OBJECT, ROOM_OF_A_CLUSTER).await?)
     }
 
     /// The protected settings of an object of a cluster, for the agents of this cluster alone.

@@ -424,10 +424,10 @@ impl Shared {
     pub async fn count(&self, peer: IpAddr, user: &str, now: u64) -> Result<(), Away> {
         let (of_user, of_address) = self.counted(peer, user);
         let owner = self.names.name("network", &network(peer).to_string());
-        let times = (time(now), time(now + failures::WINDOW.as_secs()));
+        let (now, ends) = (time(now), time(now + failures::WINDOW.as_secs()));
         self.ask(async {
             for name in [&of_user, &of_address] {
-                self.vault.store.count_one((name, &owner), times, failures::WINDOWS as i64).await?;
+                self.vault.store.count_one(name, &owner, now, ends, failures::WINDOWS as i64).await?;
             }
             Ok(())
         })

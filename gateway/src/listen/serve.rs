@@ -57,7 +57,10 @@ pub async fn serve(
     let words = if of_api { respond::Words::Arm } else { respond::Words::Kubernetes };
     connection.requests.fetch_add(1, Ordering::Relaxed);
     let mut custody = Custody::Stages(record);
-    let outcome = stages(&core, connection, (turn, faulty), id, http, &mut custody).await;
+    let outcome = match faulty {
+        Some(faulty) => Err(Refusal::new(Stage::Accept, faulty.fault.kind())),
+        None => stages(&core, connection, turn, id, http, &mut custody).await,
+    };
     let mut response = match outcome {
         Ok(response) => {
             // Answers of ours keep their record until here; relayed ones took it along.
@@ -81,15 +84,12 @@ pub async fn serve(
 async fn stages(
     core: &Arc<Core>,
     connection: Arc<Connection>,
-    (turn, faulty): (Option<&Turn>, Option<Box<Faulty>>),
+    turn: Option<&Turn>,
     id: RequestId,
     http: Box<http::Request<Incoming>>,
     custody: &mut Custody,
 ) -> Result<Response<Body>, Refusal> {
     let record = custody.record();
-    if let Some(faulty) = faulty {
-        return Err(Refusal::new(Stage::Accept, faulty.fault.kind()));
-    }
     match route(core, connection, id, http)? {
         Routed::Cluster(request) => {
             if let (Some(turn), true) = (turn, request.long_running) {

@@ -80,7 +80,7 @@ fn answered(sessions: &Sessions, method: &Method, path: &str, query: &str) -> (S
     match (path, method) {
         (SESSIONS, &Method::GET) => {
             let of = (parameter("issuer").unwrap_or_default(), parameter("subject").unwrap_or_default());
-            let told = sessions.told(parameter("cluster").as_deref(), (&of.0, &of.1));
+            let told = sessions.told(parameter("cluster").as_deref(), &of.0, &of.1);
             (StatusCode::OK, json!(told).to_string().into())
         }
         (SHOWN, &Method::POST) => {

@@ -27,7 +27,7 @@ use crate::{
     sessions::{EndReason, Sessions},
     store::{
         Store, StoreError,
-        replicas::{Ear, Held, Line, Renewal, Row, TUNNELS_AT_ONCE, Told},
+        replicas::{Ear, Held, Line, Renewal, Row, Start, TUNNELS_AT_ONCE, Told},
     },
 };
 
@@ -103,11 +103,16 @@ impl Keeper {
         }
     }
 
+    /// The start that this process is; of generation 0 while it has no lease.
+    fn start(&self) -> Start<'_> {
+        Start { name: self.replicas.name(), generation: self.replicas.generation() }
+    }
+
     /// Gives the lease back, so that nobody waits for its end.
     pub async fn leave(&self) {
-        let own = (self.replicas.name(), self.replicas.generation());
+        let own = self.start();
         let left = async {
-            if own.1 != 0 && !self.replicas.is_superseded() {
+            if own.generation != 0 && !self.replicas.is_superseded() {
                 Line::new(&self.url)?.leave(own).await?;
             }
             Ok::<_, StoreError>(())
@@ -179,11 +184,11 @@ impl Keeper {
 
     /// Tells the others what is applied, where there are any who may wait for it.
     async fn tell(&self, line: &mut Line, applied: i64) {
-        let generation = self.replicas.generation();
-        if generation == 0 || self.replicas.others().is_empty() {
+        let own = self.start();
+        if own.generation == 0 || self.replicas.others().is_empty() {
             return;
         }
-        if let Err(error) = line.tell((self.replicas.name(), generation), 0, applied).await {
+        if let Err(error) = line.tell(own, 0, applied).await {
             tracing::debug!(%error, "the others cannot be told what is applied here");
         }
     }
@@ -199,14 +204,14 @@ impl Keeper {
             self.tunnels.share();
             tracing::info!(replica = replicas.name(), generation, address, "this replica has a lease");
         }
-        let own = (replicas.name(), replicas.generation());
+        let own = self.start();
         let (applied, confirmed) = (*self.known.borrow(), calls.confirmed.load(Ordering::Acquire));
         let renewal = line.renew(own, applied, LEASE).await?;
         if line.was_promoted() || renewal.revision < applied {
             return self.begin_anew(line, renewal.revision).await;
         }
         if !renewal.renewed {
-            let later = renewal.rows.iter().any(|row| row.name == own.0 && row.generation > own.1);
+            let later = renewal.rows.iter().any(|row| row.name == own.name && row.generation > own.generation);
             if later {
                 replicas.superseded();
                 return Ok(false);
@@ -217,7 +222,7 @@ impl Keeper {
             return Ok(true);
         }
         self.learn(&renewal, calls);
-        let row = renewal.rows.iter().find(|row| (row.name.as_str(), row.generation) == own);
+        let row = renewal.rows.iter().find(|row| row.start() == own);
         if row.is_some_and(|row| row.changed < confirmed) {
             tracing::warn!("the database lacks tunnels of this replica that it had confirmed: they are written again");
             self.tunnels.share();
@@ -228,7 +233,7 @@ impl Keeper {
             self.store.documents_changed();
         }
         if replicas.admits() || self.is_current(renewal.revision, calls).await {
-            replicas.renewed(own.1, asked);
+            replicas.renewed(own.generation, asked);
         }
         Ok(true)
     }
@@ -315,12 +320,12 @@ impl Keeper {
     }
 
     async fn write(&self, line: &mut Line, own: &mut Own, calls: &Calls) -> Result<(), StoreError> {
-        let start = (self.replicas.name(), self.replicas.generation());
-        if start.1 == 0 || self.replicas.is_superseded() {
+        let start = self.start();
+        if start.generation == 0 || self.replicas.is_superseded() {
             return Ok(());
         }
-        if own.generation != start.1 {
-            *own = Own { generation: start.1, ..Own::default() };
+        if own.generation != start.generation {
+            *own = Own { generation: start.generation, ..Own::default() };
             calls.confirmed.store(0, Ordering::Release);
         }
         let moved = self.tunnels.take_moved(TUNNELS_AT_ONCE as usize);
@@ -385,7 +390,8 @@ impl Keeper {
             if changed <= at.since {
                 return Ok(());
             }
-            let page = line.tunnels((&replica.name, replica.generation), at.since).await?;
+            let start = Start { name: &replica.name, generation: replica.generation };
+            let page = line.tunnels(start, at.since).await?;
             for held in &page {
                 let count = Count { users: held.users, others: held.others };
                 self.replicas.holds(replica, held.key, count);

@@ -44,7 +44,7 @@ pub struct Told {
 
 impl Sessions {
     /// The sessions at a cluster, or at all: those of one user first.
-    pub fn told(&self, cluster: Option<&str>, (issuer, subject): (&str, &str)) -> Told {
+    pub fn told(&self, cluster: Option<&str>, issuer: &str, subject: &str) -> Told {
         let wanted = |session: &Session| cluster.is_none_or(|wanted| session.cluster.id.as_str() == wanted);
         let all = self.matching(MOST_COUNTED, wanted);
         let own = |session: &Session| match &session.principal {

@@ -188,7 +188,8 @@ impl Store {
     /// Keeps which authority the certificate is of that a cluster's agents show.
     pub async fn put_authority(
         &self,
-        (key, principal): (&str, Option<&str>),
+        key: &str,
+        principal: Option<&str>,
         authority: Option<&str>,
     ) -> Result<(), StoreError> {
         check([key].into_iter().chain(authority).chain(principal))?;

@@ -222,7 +222,7 @@ impl Batch {
                 }
                 _ => resource.body.to_string(),
             };
-            if let Err(refused) = put(connection, applied.revision, (resource, &body), *expect).await? {
+            if let Err(refused) = put(connection, applied.revision, resource, &body, *expect).await? {
                 return Ok(Err(refused));
             }
         }
@@ -249,12 +249,7 @@ impl Batch {
     }
 }
 
-async fn put(
-    connection: &mut AnyConnection,
-    revision: i64,
-    (resource, body): (&Stored, &str),
-    expect: Expect,
-) -> Step<()> {
+async fn put(connection: &mut AnyConnection, revision: i64, resource: &Stored, body: &str, expect: Expect) -> Step<()> {
     if let Err(refused) = expected(connection, &resource.key, expect).await? {
         return Ok(Err(refused));
     }

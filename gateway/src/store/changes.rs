@@ -112,12 +112,13 @@ impl Store {
         since: Option<i64>,
         rows: u32,
     ) -> Result<Page, StoreError> {
-        in_time(self.view_of_changes_at((kind, parent), since, rows)).await
+        in_time(self.view_of_changes_at(kind, parent, since, rows)).await
     }
 
     async fn view_of_changes_at(
         &self,
-        (kind, parent): (&str, &str),
+        kind: &str,
+        parent: &str,
         since: Option<i64>,
         rows: u32,
     ) -> Result<Page, StoreError> {

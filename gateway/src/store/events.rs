@@ -33,6 +33,13 @@ pub struct Event {
     pub detail: Option<Value>,
 }
 
+/// Statements about what was told last of a cluster's agents.
+#[derive(Clone, Copy)]
+struct LastTold {
+    read: &'static str,
+    keep: &'static str,
+}
+
 /// What is told of a cluster's agents.
 #[derive(Debug, Clone)]
 pub struct OfAgents<'a> {
@@ -224,19 +231,21 @@ impl Store {
 
     /// Tells something of a cluster's agents, unless it is what was told last. Whether it was told now.
     pub async fn tell_of_agents(&self, key: &str, told: &OfAgents<'_>, now_ms: i64) -> Result<bool, StoreError> {
-        let (read, keep) = match told.kind {
-            Kind::AgentUpgrade => (TOLD_UPGRADE, "UPDATE agents SET told_upgrade = $1 WHERE resource_key = $2"),
-            _ => (TOLD_VERSION, "UPDATE agents SET told_version = $1 WHERE resource_key = $2"),
+        let last = match told.kind {
+            Kind::AgentUpgrade => {
+                LastTold { read: TOLD_UPGRADE, keep: "UPDATE agents SET told_upgrade = $1 WHERE resource_key = $2" }
+            }
+            _ => LastTold { read: TOLD_VERSION, keep: "UPDATE agents SET told_version = $1 WHERE resource_key = $2" },
         };
         if !is_text(key) || !is_text(told.mark) || !is_text(told.status) {
             return Err(broken("what is told of agents"));
         }
         // Most often nothing is to be told, for which no writer waits.
-        let known = sqlx::query(read).bind(key).fetch_optional(&self.readers).await?;
+        let known = sqlx::query(last.read).bind(key).fetch_optional(&self.readers).await?;
         if known.is_none_or(|row| row.try_get::<Option<String>, _>(1).ok().flatten().as_deref() == Some(told.mark)) {
             return Ok(false);
         }
-        repeated!(self.try_to_tell_of_agents(key, told, now_ms, (read, keep)))
+        repeated!(self.try_to_tell_of_agents(key, told, now_ms, last))
     }
 
     async fn try_to_tell_of_agents(
@@ -244,20 +253,20 @@ impl Store {
         key: &str,
         told: &OfAgents<'_>,
         now_ms: i64,
-        (read, keep): (&'static str, &'static str),
+        last: LastTold,
     ) -> Result<bool, StoreError> {
         let mut together = Together::begin(&self.writers, self.begin()).await?;
         let connection = together.connection();
         let sql = "UPDATE event_numbers SET newest = newest RETURNING newest";
         let newest: i64 = sqlx::query(sql).fetch_one(&mut *connection).await?.try_get(0)?;
-        let row = sqlx::query(read).bind(key).fetch_optional(&mut *connection).await?;
+        let row = sqlx::query(last.read).bind(key).fetch_optional(&mut *connection).await?;
         let known: Option<(String, Option<String>)> =
             row.map(|row| Ok::<_, StoreError>((row.try_get(0)?, row.try_get(1)?))).transpose()?;
         let Some((id, before)) = known.filter(|(_, before)| before.as_deref() != Some(told.mark)) else {
             together.roll_back().await?;
             return Ok(false);
         };
-        sqlx::query(keep).bind(told.mark).bind(key).execute(&mut *connection).await?;
+        sqlx::query(last.keep).bind(told.mark).bind(key).execute(&mut *connection).await?;
         let number = newest + 1;
         // A mark of an upgrade begins with its version.
         let before = before.and_then(|mark| mark.split(' ').next_back().map(str::to_owned));

@@ -72,32 +72,45 @@ impl Sum {
     }
 }
 
+/// What a message tells of the parts of a resource.
+#[derive(Clone, Copy)]
+pub struct PartsTold<'a> {
+    /// The resource's key.
+    pub key: &'a str,
+    /// The key of its cluster.
+    pub cluster: &'a str,
+    /// Number of the message on which this one builds; without it what was told before is forgotten.
+    pub after: Option<u64>,
+    /// Number of this message.
+    pub position: u64,
+    /// The parts that it tells of.
+    pub parts: &'a [Part],
+}
+
 impl Store {
-    /// Keeps what a message tells of the parts of a resource. `positions`: of the message on which it builds (none: what
-    /// was told before is forgotten), and its own. What has no room any more, in the resource or its cluster, is left
+    /// Keeps what a message tells of the parts of a resource. What has no room in the resource or in its cluster is left
     /// out.
     pub async fn keep_parts(
         &self,
-        (key, cluster): (&str, &str),
-        (after, position): (Option<u64>, u64),
-        parts: &[Part],
-        (of_resource, of_cluster): (Room, Room),
+        told: PartsTold<'_>,
+        of_resource: Room,
+        of_cluster: Room,
     ) -> Result<Kept, StoreError> {
-        if !is_text(key) {
+        if !is_text(told.key) {
             return Ok(Kept::Unknown);
         }
-        // The numbers of messages are only ever compared: all 64 bits are kept.
-        let positions = (after.map(u64::cast_signed), position.cast_signed());
-        repeated!(self.try_to_keep_parts((key, cluster), positions, parts, (of_resource, of_cluster)))
+        repeated!(self.try_to_keep_parts(told, of_resource, of_cluster))
     }
 
     async fn try_to_keep_parts(
         &self,
-        (key, cluster): (&str, &str),
-        (after, position): (Option<i64>, i64),
-        parts: &[Part],
-        (of_resource, of_cluster): (Room, Room),
+        told: PartsTold<'_>,
+        of_resource: Room,
+        of_cluster: Room,
     ) -> Result<Kept, StoreError> {
+        let PartsTold { key, cluster, after, position, parts } = told;
+        // The numbers of messages are only ever compared: all 64 bits are kept.
+        let (after, position) = (after.map(u64::cast_signed), position.cast_signed());
         let mut together = Together::begin(&self.writers, self.begin()).await?;
         let connection = together.connection();
         if revision_of(connection, key).await?.is_none() {

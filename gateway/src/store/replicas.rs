@@ -82,6 +82,29 @@ pub struct Row {
     pub alive: bool,
 }
 
+impl Row {
+    /// The start of the replica that has this row.
+    pub fn start(&self) -> Start<'_> {
+        Start { name: &self.name, generation: self.generation }
+    }
+}
+
+/// One start of a replica. Statements about it change nothing once a later start has taken the replica's row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Start<'a> {
+    /// The replica's name.
+    pub name: &'a str,
+    /// Which of its starts, as [`Line::join`] returned it.
+    pub generation: i64,
+}
+
+impl Start<'_> {
+    /// The text of a notification about this start, as [`Told::parse`] reads it.
+    fn told(self, changed: i64, applied: i64) -> String {
+        format!("{} {} {changed} {applied}", self.name, self.generation)
+    }
+}
+
 /// What a renewal found.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Renewal {
@@ -254,12 +277,7 @@ impl Line {
     ///
     /// # Errors
     /// As [`Self::join`].
-    pub async fn renew(
-        &mut self,
-        (name, generation): (&str, i64),
-        applied: i64,
-        lease: Duration,
-    ) -> Result<Renewal, StoreError> {
+    pub async fn renew(&mut self, start: Start<'_>, applied: i64, lease: Duration) -> Result<Renewal, StoreError> {
         let sql = format!(
             "WITH own AS (UPDATE replicas SET renewed_ms = {NOW}, applied = greatest(applied, $4) \
              WHERE name = $1 AND generation = $2 RETURNING name) \
@@ -270,8 +288,8 @@ impl Line {
         );
         let lease = i64::try_from(lease.as_millis()).unwrap_or(i64::MAX);
         let binds = [
-            Bind::Text(name),
-            Bind::Number(generation),
+            Bind::Text(start.name),
+            Bind::Number(start.generation),
             Bind::Number(lease),
             Bind::Number(applied),
             Bind::Number(MOST_ROWS),
@@ -293,18 +311,13 @@ impl Line {
     ///
     /// # Errors
     /// As [`Self::join`].
-    pub async fn tell(
-        &mut self,
-        (name, generation): (&str, i64),
-        changed: i64,
-        applied: i64,
-    ) -> Result<(), StoreError> {
-        let told = format!("{name} {generation} {changed} {applied}");
+    pub async fn tell(&mut self, start: Start<'_>, changed: i64, applied: i64) -> Result<(), StoreError> {
+        let told = start.told(changed, applied);
         let sql = "WITH own AS (UPDATE replicas SET applied = greatest(applied, $3) \
                    WHERE name = $1 AND generation = $2 RETURNING name) SELECT count(pg_notify($4, $5)) FROM own";
         let binds = [
-            Bind::Text(name),
-            Bind::Number(generation),
+            Bind::Text(start.name),
+            Bind::Number(start.generation),
             Bind::Number(applied),
             Bind::Text(REPLICAS),
             Bind::Text(&told),
@@ -319,7 +332,7 @@ impl Line {
     /// As [`Self::join`].
     pub async fn write_tunnels(
         &mut self,
-        (name, generation): (&str, i64),
+        start: Start<'_>,
         applied: i64,
         tunnels: &[Held],
     ) -> Result<bool, StoreError> {
@@ -329,7 +342,7 @@ impl Line {
             .map(|held| json!({"k": held.key.hex(), "u": held.users, "o": held.others, "c": held.changed}))
             .collect();
         let rows = serde_json::Value::from(rows).to_string();
-        let told = format!("{name} {generation} {last} {applied}");
+        let told = start.told(last, applied);
         let sql = format!(
             "WITH own AS (UPDATE replicas SET changed = $3 WHERE name = $1 AND generation = $2 RETURNING name), \
              written AS (INSERT INTO tunnels (replica, cluster_key, takes_users, takes_none, changed, since_ms) \
@@ -340,8 +353,8 @@ impl Line {
              SELECT count(pg_notify($5, $6)) FROM own"
         );
         let binds = [
-            Bind::Text(name),
-            Bind::Number(generation),
+            Bind::Text(start.name),
+            Bind::Number(start.generation),
             Bind::Number(last),
             Bind::Text(&rows),
             Bind::Text(REPLICAS),
@@ -355,24 +368,24 @@ impl Line {
     ///
     /// # Errors
     /// As [`Self::join`].
-    pub async fn forget_tunnels(&mut self, (name, generation): (&str, i64), upto: i64) -> Result<(), StoreError> {
+    pub async fn forget_tunnels(&mut self, start: Start<'_>, upto: i64) -> Result<(), StoreError> {
         let sql = "WITH own AS (UPDATE replicas SET forgotten = greatest(forgotten, $3) \
                    WHERE name = $1 AND generation = $2 RETURNING name) \
                    DELETE FROM tunnels WHERE replica IN (SELECT name FROM own) AND changed <= $3 \
                    AND takes_users = 0 AND takes_none = 0";
-        self.ask(sql, &[Bind::Text(name), Bind::Number(generation), Bind::Number(upto)]).await.map(drop)
+        self.ask(sql, &[Bind::Text(start.name), Bind::Number(start.generation), Bind::Number(upto)]).await.map(drop)
     }
 
     /// What of a start's tunnels has changed since a number, up to [`TUNNELS_AT_ONCE`] in the order of their numbers.
     ///
     /// # Errors
     /// As [`Self::join`].
-    pub async fn tunnels(&mut self, (name, generation): (&str, i64), since: i64) -> Result<Vec<Held>, StoreError> {
+    pub async fn tunnels(&mut self, start: Start<'_>, since: i64) -> Result<Vec<Held>, StoreError> {
         let sql = "SELECT t.cluster_key, t.takes_users, t.takes_none, t.changed FROM replicas r \
                    JOIN tunnels t ON t.replica = r.name WHERE r.name = $1 AND r.generation = $2 \
                    AND t.changed > $3 ORDER BY t.changed LIMIT $4";
         let most = i64::from(TUNNELS_AT_ONCE);
-        let binds = [Bind::Text(name), Bind::Number(generation), Bind::Number(since), Bind::Number(most)];
+        let binds = [Bind::Text(start.name), Bind::Number(start.generation), Bind::Number(since), Bind::Number(most)];
         let held = |row: &AnyRow| {
             let key: String = row.try_get(0)?;
             let key = ClusterKey::from_hex(key.as_bytes())
@@ -400,11 +413,11 @@ impl Line {
     ///
     /// # Errors
     /// As [`Self::join`].
-    pub async fn leave(&mut self, (name, generation): (&str, i64)) -> Result<(), StoreError> {
+    pub async fn leave(&mut self, start: Start<'_>) -> Result<(), StoreError> {
         let sql = "WITH own AS (DELETE FROM replicas WHERE name = $1 AND generation = $2 RETURNING name), \
                    gone AS (DELETE FROM tunnels WHERE replica IN (SELECT name FROM own)) \
                    SELECT count(pg_notify($3, 'look')) FROM own";
-        self.ask(sql, &[Bind::Text(name), Bind::Number(generation), Bind::Text(REPLICAS)]).await.map(drop)
+        self.ask(sql, &[Bind::Text(start.name), Bind::Number(start.generation), Bind::Text(REPLICAS)]).await.map(drop)
     }
 }
 

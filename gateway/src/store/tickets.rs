@@ -212,16 +212,11 @@ impl Store {
     ///
     /// # Errors
     /// The database's.
-    pub async fn count_one(&self, of: (&str, &str), (now, ends): (i64, i64), most: i64) -> Result<(), StoreError> {
-        repeated!(self.try_to_count(of, (now, ends), most))
+    pub async fn count_one(&self, name: &str, owner: &str, now: i64, ends: i64, most: i64) -> Result<(), StoreError> {
+        repeated!(self.try_to_count(name, owner, now, ends, most))
     }
 
-    async fn try_to_count(
-        &self,
-        (name, owner): (&str, &str),
-        (now, ends): (i64, i64),
-        most: i64,
-    ) -> Result<(), StoreError> {
+    async fn try_to_count(&self, name: &str, owner: &str, now: i64, ends: i64, most: i64) -> Result<(), StoreError> {
         let mut together = Together::begin(&self.writers, self.begin()).await?;
         let connection = together.connection();
         sqlx::query("DELETE FROM counts WHERE ends <= $1").bind(now).execute(&mut *connection).await?;

@@ -269,8 +269,8 @@ async fn r8_who_lives_on_another_authority_is_counted(place: Place) {
     let count = async |authority: &str, now| store.on_other_authorities(authority, now, 1).await.unwrap();
     assert_eq!(count("new", 1).await, (3, vec![cluster("a").id]), "nobody knows of which");
     assert_eq!(count("new", 60).await.0, 2, "without those whose certificate has ended");
-    store.put_authority((&key("a"), Some("a")), Some("new")).await.unwrap();
-    store.put_authority((&key("b"), Some("other")), Some("new")).await.unwrap();
+    store.put_authority(&key("a"), Some("a"), Some("new")).await.unwrap();
+    store.put_authority(&key("b"), Some("other"), Some("new")).await.unwrap();
     assert_eq!(count("new", 60).await, (1, vec![cluster("b").id]), "and what another identity tells is nothing");
     assert_eq!(count("old", 60).await.0, 2);
     assert_eq!(agent(&store, "a").await.authority.as_deref(), Some("new"));

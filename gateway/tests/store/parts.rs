@@ -2,7 +2,7 @@
 
 use gateway::store::{
     batch::Expect,
-    parts::{Kept, Part, Room},
+    parts::{Kept, Part, PartsTold, Room},
 };
 use serde_json::json;
 
@@ -26,7 +26,8 @@ async fn parts_are_kept_as_changes_and_go_with_their_resource(place: Place) {
         store.put(made, Expect::Absent).await.unwrap().unwrap();
     }
     let keep = async |key: &str, after, position, parts: Vec<Part>| {
-        store.keep_parts((key, key), (after, position), &parts, (ROOM, ROOM)).await.unwrap()
+        let told = PartsTold { key, cluster: key, after, position, parts: &parts };
+        store.keep_parts(told, ROOM, ROOM).await.unwrap()
     };
     let names = async |key: &str, most| {
         let told = store.parts_of(key, most).await.unwrap();
@@ -63,9 +64,9 @@ async fn parts_beyond_the_room_are_left_out(place: Place) {
     }
     // Both are in the same group, which stands for their cluster.
     let group = one.parent.clone();
-    let room = |parts| (Room { parts, ..ROOM }, Room { parts: 5, ..ROOM });
     let keep = async |key: &str, after, position, parts: Vec<Part>| {
-        store.keep_parts((key, &group), (after, position), &parts, room(3)).await.unwrap()
+        let told = PartsTold { key, cluster: &group, after, position, parts: &parts };
+        store.keep_parts(told, Room { parts: 3, ..ROOM }, Room { parts: 5, ..ROOM }).await.unwrap()
     };
     let of = |names: &str| names.chars().map(|name| part(name, 1)).collect::<Vec<_>>();
     let count = async |key: &str| store.parts_of(key, 100).await.unwrap().len();

@@ -23,7 +23,7 @@ use gateway::{
     store::{
         StoreError,
         batch::{Batch, Expect},
-        replicas::{Ear, Held, Line, TUNNELS_AT_ONCE, Told},
+        replicas::{Ear, Held, Line, Start, TUNNELS_AT_ONCE, Told},
     },
 };
 use tokio::{
@@ -95,31 +95,35 @@ fn held(name: &str, users: u16, changed: i64) -> Held {
     Held { key: key(name), users, others: 0, changed }
 }
 
+fn start(name: &str, generation: i64) -> Start<'_> {
+    Start { name, generation }
+}
+
 async fn t12_a_lease_is_of_the_last_start_of_its_name(place: Place) {
     place.open().await.close().await;
     let (mut first, mut second) = (Line::new(&place.url).unwrap(), Line::new(&place.url).unwrap());
     let one = first.join("a", "10.0.0.1:8444", "1").await.unwrap();
-    assert!(first.write_tunnels(("a", one), 0, &[held("x", 1, 1)]).await.unwrap());
-    let renewal = first.renew(("a", one), 7, LEASE).await.unwrap();
+    assert!(first.write_tunnels(start("a", one), 0, &[held("x", 1, 1)]).await.unwrap());
+    let renewal = first.renew(start("a", one), 7, LEASE).await.unwrap();
     assert!(renewal.renewed && renewal.rows[0].alive && renewal.rows[0].changed == 1, "{renewal:?}");
 
     let two = second.join("a", "10.0.0.2:8444", "2").await.unwrap();
     assert!(two > one);
-    let renewal = first.renew(("a", one), 8, LEASE).await.unwrap();
+    let renewal = first.renew(start("a", one), 8, LEASE).await.unwrap();
     assert!(!renewal.renewed && renewal.rows[0].generation == two, "{renewal:?}");
-    assert!(!first.write_tunnels(("a", one), 0, &[held("y", 1, 2)]).await.unwrap());
-    assert_eq!(second.tunnels(("a", two), 0).await.unwrap(), [], "what the first start had is gone");
-    let row = second.renew(("a", two), 9, LEASE).await.unwrap().rows.remove(0);
+    assert!(!first.write_tunnels(start("a", one), 0, &[held("y", 1, 2)]).await.unwrap());
+    assert_eq!(second.tunnels(start("a", two), 0).await.unwrap(), [], "what the first start had is gone");
+    let row = second.renew(start("a", two), 9, LEASE).await.unwrap().rows.remove(0);
     assert_eq!((row.address.as_str(), row.version.as_str(), row.applied), ("10.0.0.2:8444", "2", 0));
-    first.leave(("a", one)).await.unwrap();
-    assert!(second.renew(("a", two), 9, LEASE).await.unwrap().renewed, "nobody gives back another's lease");
+    first.leave(start("a", one)).await.unwrap();
+    assert!(second.renew(start("a", two), 9, LEASE).await.unwrap().renewed, "nobody gives back another's lease");
 }
 
 async fn t12_tunnels_are_read_by_pages_and_then_only_what_has_changed(place: Place) {
     place.open().await.close().await;
     let mut line = Line::new(&place.url).unwrap();
     let generation = line.join("a", "a:1", "1").await.unwrap();
-    let own = ("a", generation);
+    let own = start("a", generation);
     let many = i64::from(TUNNELS_AT_ONCE) + 5;
     let all: Vec<Held> = (1..=many).map(|n| held(&format!("c{n}"), 1, n)).collect();
     for some in all.chunks(TUNNELS_AT_ONCE as usize) {
@@ -135,7 +139,7 @@ async fn t12_tunnels_are_read_by_pages_and_then_only_what_has_changed(place: Pla
     line.forget_tunnels(own, many + 1).await.unwrap();
     assert_eq!(line.tunnels(own, many).await.unwrap(), news[1..]);
     assert_eq!(line.renew(own, 0, LEASE).await.unwrap().rows[0].forgotten, many + 1);
-    assert_eq!(line.tunnels(("a", generation + 1), 0).await.unwrap(), [], "of another start");
+    assert_eq!(line.tunnels(start("a", generation + 1), 0).await.unwrap(), [], "of another start");
 }
 
 async fn t12_what_ended_is_swept_and_what_left_is_gone_at_once(place: Place) {
@@ -143,17 +147,17 @@ async fn t12_what_ended_is_swept_and_what_left_is_gone_at_once(place: Place) {
     let mut line = Line::new(&place.url).unwrap();
     let a = line.join("a", "a:1", "1").await.unwrap();
     let b = line.join("b", "b:1", "1").await.unwrap();
-    assert!(line.write_tunnels(("b", b), 0, &[held("x", 1, 1)]).await.unwrap());
+    assert!(line.write_tunnels(start("b", b), 0, &[held("x", 1, 1)]).await.unwrap());
     place.sql("UPDATE replicas SET renewed_ms = renewed_ms - 60000 WHERE name = 'b'").await;
-    let rows = line.renew(("a", a), 0, LEASE).await.unwrap().rows;
+    let rows = line.renew(start("a", a), 0, LEASE).await.unwrap().rows;
     assert_eq!(rows.iter().map(|row| row.alive).collect::<Vec<_>>(), [true, false]);
     line.sweep(Duration::from_secs(600)).await.unwrap();
-    assert_eq!(line.renew(("a", a), 0, LEASE).await.unwrap().rows.len(), 2, "not yet");
+    assert_eq!(line.renew(start("a", a), 0, LEASE).await.unwrap().rows.len(), 2, "not yet");
     line.sweep(Duration::from_secs(50)).await.unwrap();
-    assert_eq!(line.renew(("a", a), 0, LEASE).await.unwrap().rows.len(), 1);
+    assert_eq!(line.renew(start("a", a), 0, LEASE).await.unwrap().rows.len(), 1);
     assert_eq!(place.texts("SELECT replica FROM tunnels").await, Vec::<String>::new());
-    assert!(!line.renew(("b", b), 0, LEASE).await.unwrap().renewed, "it has to begin anew");
-    line.leave(("a", a)).await.unwrap();
+    assert!(!line.renew(start("b", b), 0, LEASE).await.unwrap().renewed, "it has to begin anew");
+    line.leave(start("a", a)).await.unwrap();
     assert_eq!(place.texts("SELECT name FROM replicas").await, Vec::<String>::new());
 }
 
@@ -167,7 +171,7 @@ async fn t12_what_one_replica_writes_the_others_hear(place: Place) {
     let mut line = Line::new(&place.url).unwrap();
     let generation = line.join("a", "a:1", "1").await.unwrap();
     assert_eq!(ear.hear().await.unwrap(), Told::Look);
-    line.tell(("a", generation), 0, revision).await.unwrap();
+    line.tell(start("a", generation), 0, revision).await.unwrap();
     let told = Told::Replica { name: "a".to_owned(), generation, changed: 0, applied: revision };
     assert_eq!(ear.hear().await.unwrap(), told);
 }
@@ -528,7 +532,7 @@ async fn leases_of_100000_tunnels(place: Place) {
     const TUNNELS: i64 = 100_000;
     let store = place.open().await;
     let mut line = Line::new(&place.url).unwrap();
-    let own = ("b", line.join("b", "b:1", "1").await.unwrap());
+    let own = start("b", line.join("b", "b:1", "1").await.unwrap());
     let all: Vec<Held> = (1..=TUNNELS).map(|n| held(&format!("c{n}"), 1, n)).collect();
     let begun = Instant::now();
     for some in all.chunks(TUNNELS_AT_ONCE as usize) {

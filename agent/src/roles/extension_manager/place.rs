@@ -76,13 +76,13 @@ pub async fn acting(client: &Client, namespace: &str, extension: &str) -> Result
     let made = json!({
         "apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata, "automountServiceAccountToken": false,
     });
-    apply::<ServiceAccount>(client, (namespace, &name), extension, &made).await?;
+    apply::<ServiceAccount>(client, namespace, &name, extension, &made).await?;
     let made = json!({
         "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "RoleBinding", "metadata": metadata,
         "roleRef": { "apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": RIGHTS },
         "subjects": [{ "kind": "ServiceAccount", "name": name, "namespace": namespace }],
     });
-    apply::<RoleBinding>(client, (namespace, &name), extension, &made).await?;
+    apply::<RoleBinding>(client, namespace, &name, extension, &made).await?;
     Ok(Acting::ServiceAccount { namespace: namespace.to_owned(), name })
 }
 
@@ -93,12 +93,7 @@ fn is_ours(meta: &ObjectMeta, extension: &str) -> bool {
 }
 
 /// Makes an object, in this namespace and of this name.
-async fn apply<K>(
-    client: &Client,
-    (namespace, name): (&str, &str),
-    extension: &str,
-    made: &Value,
-) -> Result<(), Problem>
+async fn apply<K>(client: &Client, namespace: &str, name: &str, extension: &str, made: &Value) -> Result<(), Problem>
 where
     K: kube::Resource<Scope = k8s_openapi::NamespaceResourceScope, DynamicType = ()>
         + Clone

@@ -504,7 +504,7 @@ impl<G: Gateway, K: Configurations> Converge<'_, G, K> {
         let is_here =
             |one: &Placed| [&one.made, &one.wanted].into_iter().flatten().any(|(theirs, _)| theirs == namespace);
         let here = Placed::all(self.store).into_iter().chain(others).filter(is_here).map(|one| one.owner);
-        match (Place { client: self.client }).secret_owner((namespace, name), here).await? {
+        match (Place { client: self.client }).secret_owner(namespace, name, here).await? {
             None => Ok(()),
             Some(owner) => {
                 let message = format!(
@@ -973,7 +973,7 @@ impl<G: Gateway, K: Configurations> Converge<'_, G, K> {
                 self.not_pruned(item, &mut status, &stays, now).await;
             }
             if !kept.is_empty() {
-                self.let_go(item, status, &kept, (bound, now)).await;
+                self.let_go(item, status, &kept, bound, now).await;
             }
             return Ok(false);
         }
@@ -1028,7 +1028,8 @@ impl<G: Gateway, K: Configurations> Converge<'_, G, K> {
         item: &Item<K>,
         mut status: Status<K>,
         left: &[(FluxKind, kube::api::DynamicObject)],
-        (bound, now): (Duration, SystemTime),
+        bound: Duration,
+        now: SystemTime,
     ) {
         let names: Vec<_> =
             left.iter().take(5).map(|(kind, one)| format!("{} {}", kind.names().2, one.name_any())).collect();

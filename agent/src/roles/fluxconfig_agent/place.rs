@@ -261,7 +261,8 @@ impl Place<'_> {
     /// When that cannot be known.
     pub async fn secret_owner(
         &self,
-        (namespace, name): (&str, &str),
+        namespace: &str,
+        name: &str,
         mut configurations: impl Iterator<Item = String>,
     ) -> Result<Option<String>, Problem> {
         let api = self.api(&secret(namespace, name).resource, Some(namespace));

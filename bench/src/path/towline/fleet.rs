@@ -59,7 +59,8 @@ pub async fn start(bench: &Bench, kind: Kind, agents: u32) -> anyhow::Result<Run
         rate: RATE,
     };
     let fleet = Fleet { gateway, plan, words: &["agents"], again: Some((state, 0)), ledger: None };
-    let hops = vec![agent(bench, carrier, (Path::new(text(first, "agent_config")?), &bench.synthetic), "agent")?];
+    let config = Path::new(text(first, "agent_config")?);
+    let hops = vec![agent(bench, carrier, config, &bench.synthetic, "agent")?];
     let audit = Some(Audit::new(text(&ready, "admin")?));
     let also = Also { fleet: Some(fleet), audit, ..Also::default() };
     Ok(Running { url: text(first, "url")?.to_owned(), ca, name: None, token, hops, also, lacks: has_all })

@@ -52,7 +52,7 @@ pub async fn start(bench: &Bench, upstream: &Upstream) -> anyhow::Result<Running
     let (inside, entrance) = (bench.door(THIS), bench.door_beside(THIS));
     let (holder, _) = gateway(bench, &state, "holder", &inside).await?;
     let (first, admin) = gateway(bench, &state, "entrance", &entrance).await?;
-    let agent = agent(bench, "h2", (&one_tunnel(&agent_config)?, upstream), "agent-hop")?;
+    let agent = agent(bench, "h2", &one_tunnel(&agent_config)?, upstream, "agent-hop")?;
     let token = Some(token(bench, &state, CLUSTER).await?);
     ensure!(url.contains(&inside), "{url} is not at {inside}");
     let also = Also { audit: Some(Audit::new(&admin)), database: Some(database), ..Also::default() };

@@ -29,7 +29,7 @@ use crate::{
     kubernetes::{
         KubeArgs, Kubernetes, Place,
         compare::{is_changed, to_apply_again},
-        installed::{group_and_name, is_definition, is_elsewhere},
+        installed::{is_definition, is_elsewhere},
         place::SECRET,
         turn::Turn,
     },
@@ -98,7 +98,7 @@ pub async fn update_agents(update: Update<'_>, context: &Context, id: &ResourceI
         return Err(Failure::from(anyhow!("context {} has no agents of {}", cluster.context, id.name())).hint(choose));
     };
     if !is_same(&there.cluster_id, id.as_str()) || !there.is_at(&settings.urls) {
-        return Err(is_elsewhere(&group_and_name(&there.cluster_id), choose));
+        return Err(is_elsewhere(&there.cluster_id, choose));
     }
     if update.goes_back && !there.is_ours() {
         let error = anyhow!("{} installed the agents of {}, and upgrades them", there.managed_by, id.name());

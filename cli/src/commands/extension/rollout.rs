@@ -153,7 +153,7 @@ async fn start(args: &StartArgs, common: &CommonArgs) -> Outcome<()> {
     let mut waves = json!({"maxConcurrentPercent": args.percent, "paused": args.paused});
     args.max_failures.put(&mut waves);
     let template = json!({
-        "type": format!("{}/{}", EXTENSIONS.0, EXTENSIONS.1), "name": args.extension, "existing": true,
+        "type": format!("{EXTENSIONS}"), "name": args.extension, "existing": true,
         "properties": {"extensionType": args.kind, "version": args.version},
     });
     let body = json!({"properties": {"selector": selector, "template": template, "rollout": waves}});

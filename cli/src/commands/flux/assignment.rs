@@ -137,8 +137,7 @@ pub async fn apply(args: &ApplyArgs, common: &CommonArgs) -> Outcome<()> {
     if let Some(most) = args.max_failures {
         most.put(&mut rollout);
     }
-    let template =
-        json!({"type": CONFIGURATIONS.0.to_owned() + "/" + CONFIGURATIONS.1, "name": called, "properties": properties});
+    let template = json!({"type": CONFIGURATIONS.to_string(), "name": called, "properties": properties});
     let body = json!({"properties": {"selector": {"tags": tags}, "template": template, "rollout": rollout}});
     let open = Assignment::open(&named, LIST, common).await?;
     if let Some(there) = open.api.find(&open.target).await?

@@ -36,7 +36,7 @@ pub async fn lines(open: &Configuration) -> Option<Vec<String>> {
 
 /// How Flux is being installed; nothing once it is there, or where it may not be seen.
 async fn of_extension(open: &Configuration) -> Vec<String> {
-    let target = at(format!("{}/providers/{}/{}", open.cluster, EXTENSIONS.0, EXTENSIONS.1), versions::EXTENSIONS);
+    let target = at(format!("{}/providers/{EXTENSIONS}", open.cluster), versions::EXTENSIONS);
     let all = open.api.list(&target).await.unwrap_or_default();
     let is_flux =
         |one: &&Value| one["properties"]["extensionType"].as_str().is_some_and(|kind| kind.eq_ignore_ascii_case(TYPE));

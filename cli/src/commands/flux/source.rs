@@ -400,15 +400,15 @@ impl Repository {
             "github" => "GitHub".into(),
             _ => "Generic".into(),
         });
-        let ssh = ("--ssh-private-key", "--ssh-private-key-file");
+        let ssh = Options { typed: "--ssh-private-key", file: "--ssh-private-key-file" };
         let ssh_key = encoded(self.ssh_private_key.as_ref(), self.ssh_private_key_file.as_ref(), ssh)?;
-        let hosts = ("--known-hosts", "--known-hosts-file");
+        let hosts = Options { typed: "--known-hosts", file: "--known-hosts-file" };
         let known_hosts = encoded(self.known_hosts.as_ref(), self.known_hosts_file.as_ref(), hosts)?;
-        let https = ("--https-key", "--https-key-file");
+        let https = Options { typed: "--https-key", file: "--https-key-file" };
         let https_key = secret(self.https_key.as_ref(), self.https_key_file.as_ref(), https)?;
-        let ca = ("--https-ca-cert", "--https-ca-cert-file");
+        let ca = Options { typed: "--https-ca-cert", file: "--https-ca-cert-file" };
         let authorities = encoded(self.https_ca_cert.as_ref(), self.https_ca_cert_file.as_ref(), ca)?;
-        let of_file = |file: Option<&PathBuf>, option| encoded(None, file, (option, option));
+        let of_file = |file: Option<&PathBuf>, option| encoded(None, file, Options { typed: option, file: option });
         let tls_ca = of_file(self.tls_ca_certificate_file.as_ref(), "--tls-ca-certificate-file")?;
         let tls_own = of_file(self.tls_client_certificate_file.as_ref(), "--tls-client-certificate-file")?;
         let tls_key = of_file(self.tls_private_key_file.as_ref(), "--tls-private-key-file")?;
@@ -429,11 +429,11 @@ impl Repository {
             ("--semver", TAGGED, "repositoryRef.semver", text(self.semver.as_ref())),
             ("--commit", GIT, "repositoryRef.commit", text(self.commit.as_ref())),
             ("--digest", OCI, "repositoryRef.digest", text(self.digest.as_ref())),
-            (ssh.0, GIT, "*sshPrivateKey", ssh_key),
-            (hosts.0, GIT, "sshKnownHosts", known_hosts),
+            (ssh.typed, GIT, "*sshPrivateKey", ssh_key),
+            (hosts.typed, GIT, "sshKnownHosts", known_hosts),
             ("--https-user", GIT, "httpsUser", text(self.https_user.as_ref())),
-            (https.0, GIT, "*httpsKey", https_key.as_ref().map(sealed)),
-            (ca.0, GIT, "httpsCACert", authorities),
+            (https.typed, GIT, "*httpsKey", https_key.as_ref().map(sealed)),
+            (ca.typed, GIT, "httpsCACert", authorities),
             ("--provider", GIT, "provider", provider),
             ("--oci-insecure", OCI, "insecure", self.oci_insecure.map(Value::from)),
             ("--oci-media-type", OCI, "layerSelector.mediaType", text(self.oci_media_type.as_ref())),
@@ -452,12 +452,12 @@ impl Repository {
 
 impl Bucket {
     fn given(&self) -> Outcome<Vec<Given>> {
-        let options = ("--bucket-secret-key", "--bucket-secret-key-file");
+        let options = Options { typed: "--bucket-secret-key", file: "--bucket-secret-key-file" };
         let key = secret(self.bucket_secret_key.as_ref(), self.bucket_secret_key_file.as_ref(), options)?;
         Ok(vec![
             ("--bucket-name", BUCKET, "bucketName", text(self.bucket_name.as_ref())),
             ("--bucket-access-key", BUCKET, "accessKey", text(self.bucket_access_key.as_ref())),
-            (options.0, BUCKET, "*bucketSecretKey", key.as_ref().map(sealed)),
+            (options.typed, BUCKET, "*bucketSecretKey", key.as_ref().map(sealed)),
             ("--bucket-insecure", BUCKET, "insecure", self.bucket_insecure.map(Value::from)),
         ])
     }
@@ -465,26 +465,26 @@ impl Bucket {
 
 impl Blob {
     fn given(&self) -> Outcome<Vec<Given>> {
-        let account = ("--account-key", "--account-key-file");
+        let account = Options { typed: "--account-key", file: "--account-key-file" };
         let account_key = secret(self.account_key.as_ref(), self.account_key_file.as_ref(), account)?;
-        let sas = ("--sas-token", "--sas-token-file");
+        let sas = Options { typed: "--sas-token", file: "--sas-token-file" };
         let sas_token = secret(self.sas_token.as_ref(), self.sas_token_file.as_ref(), sas)?;
-        let principal = ("--sp-client-secret", "--sp-client-secret-file");
+        let principal = Options { typed: "--sp-client-secret", file: "--sp-client-secret-file" };
         let client_secret = secret(self.sp_client_secret.as_ref(), self.sp_client_secret_file.as_ref(), principal)?;
-        let cert = ("--sp-client-cert", "--sp-client-cert-file");
+        let cert = Options { typed: "--sp-client-cert", file: "--sp-client-cert-file" };
         let certificate = encoded(self.sp_client_cert.as_ref(), self.sp_client_cert_file.as_ref(), cert)?;
-        let of_cert = ("--sp-cert-password", "--sp-cert-password-file");
+        let of_cert = Options { typed: "--sp-cert-password", file: "--sp-cert-password-file" };
         let password = secret(self.sp_cert_password.as_ref(), self.sp_cert_password_file.as_ref(), of_cert)?;
         let chain = self.sp_cert_send_chain.map(Value::from);
         Ok(vec![
             ("--container-name", AZBLOB, "containerName", text(self.container_name.as_ref())),
-            (account.0, AZBLOB, "accountKey", account_key.as_ref().map(plain)),
-            (sas.0, AZBLOB, "sasToken", sas_token.as_ref().map(plain)),
+            (account.typed, AZBLOB, "accountKey", account_key.as_ref().map(plain)),
+            (sas.typed, AZBLOB, "sasToken", sas_token.as_ref().map(plain)),
             ("--sp-client-id", AZBLOB, "servicePrincipal.clientId", text(self.sp_client_id.as_ref())),
             ("--sp-tenant-id", AZBLOB, "servicePrincipal.tenantId", text(self.sp_tenant_id.as_ref())),
-            (principal.0, AZBLOB, "servicePrincipal.clientSecret", client_secret.as_ref().map(plain)),
-            (cert.0, AZBLOB, "servicePrincipal.clientCertificate", certificate),
-            (of_cert.0, AZBLOB, "servicePrincipal.clientCertificatePassword", password.as_ref().map(plain)),
+            (principal.typed, AZBLOB, "servicePrincipal.clientSecret", client_secret.as_ref().map(plain)),
+            (cert.typed, AZBLOB, "servicePrincipal.clientCertificate", certificate),
+            (of_cert.typed, AZBLOB, "servicePrincipal.clientCertificatePassword", password.as_ref().map(plain)),
             ("--sp-cert-send-chain", AZBLOB, "servicePrincipal.clientCertificateSendChain", chain),
             ("--mi-client-id", AZBLOB, "managedIdentity.clientId", text(self.mi_client_id.as_ref())),
         ])

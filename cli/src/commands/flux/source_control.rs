@@ -14,7 +14,7 @@ use super::{
     NamedConfiguration, Waiting,
 };
 use crate::{
-    api::{Api, Wait, at, versions},
+    api::{Api, ResourceType, Wait, at, versions},
     context::Context,
     failure::{Failure, Outcome},
     output::{self, Column},
@@ -22,7 +22,8 @@ use crate::{
 };
 
 /// The provider and the type.
-const CONFIGURATIONS: (&str, &str) = ("Microsoft.KubernetesConfiguration", "sourceControlConfigurations");
+const CONFIGURATIONS: ResourceType =
+    ResourceType { provider: "Microsoft.KubernetesConfiguration", name: "sourceControlConfigurations" };
 const COLUMNS: &[Column] = &[
     ("Name", "/name"),
     ("Namespace", "/properties/operatorNamespace"),
@@ -82,8 +83,7 @@ pub async fn run(action: SourceControlAction, common: &CommonArgs) -> Outcome<()
     let api = Api::of(&context)?;
     match action {
         SourceControlAction::List { cluster } => {
-            let (provider, kind) = CONFIGURATIONS;
-            let target = at(format!("{}/providers/{provider}/{kind}", cluster.id(&context)?), versions::SOURCE_CONTROL);
+            let target = at(format!("{}/providers/{CONFIGURATIONS}", cluster.id(&context)?), versions::SOURCE_CONTROL);
             let rows = api.list(&target).await?;
             output::print_list(rows, &common.output, COLUMNS, "no source control configurations")
         }
@@ -108,7 +108,7 @@ pub async fn run(action: SourceControlAction, common: &CommonArgs) -> Outcome<()
 }
 
 fn target(configuration: &NamedConfiguration, cluster: &ResourceId) -> Outcome<String> {
-    let id = cluster.on(CONFIGURATIONS.0, CONFIGURATIONS.1, &configuration.name);
+    let id = cluster.on(CONFIGURATIONS.provider, CONFIGURATIONS.name, &configuration.name);
     Ok(at(id.context("--name").map_err(Failure::usage)?, versions::SOURCE_CONTROL))
 }
 

@@ -62,8 +62,14 @@ pub fn names(text: &str) -> Vec<String> {
     text.split(',').map(name).filter(|name| !name.is_empty()).collect()
 }
 
-/// The options that say one thing: as a text, and as a file.
-pub type Options = (&'static str, &'static str);
+/// The two options that take one value.
+#[derive(Clone, Copy)]
+pub struct Options {
+    /// The option that takes it as a text.
+    pub typed: &'static str,
+    /// The option that takes a file with it.
+    pub file: &'static str,
+}
 
 /// A text typed as Base64, or of a file.
 pub fn encoded(typed: Option<&SecretString>, file: Option<&PathBuf>, options: Options) -> Outcome<Option<String>> {
@@ -73,15 +79,15 @@ pub fn encoded(typed: Option<&SecretString>, file: Option<&PathBuf>, options: Op
             let text = text.expose_secret().trim();
             match BASE64.decode(text) {
                 Ok(_) => Ok(Some(text.to_owned())),
-                Err(_) => Err(Failure::usage(anyhow!("{} is not Base64", options.0))
-                    .hint(format!("the file as it is: {} FILE", options.1))),
+                Err(_) => Err(Failure::usage(anyhow!("{} is not Base64", options.typed))
+                    .hint(format!("the file as it is: {} FILE", options.file))),
             }
         }
         (None, Some(file)) => {
             let text = rest::read(&file.to_string_lossy()).with_context(|| format!("cannot read {}", file.display()));
-            let text = text.context(options.1).map_err(Failure::usage)?;
+            let text = text.context(options.file).map_err(Failure::usage)?;
             if text.trim().is_empty() {
-                return Err(Failure::usage(anyhow!("{}: {} is empty", options.1, file.display())));
+                return Err(Failure::usage(anyhow!("{}: {} is empty", options.file, file.display())));
             }
             Ok(Some(BASE64.encode(text)))
         }
@@ -93,12 +99,12 @@ pub fn encoded(typed: Option<&SecretString>, file: Option<&PathBuf>, options: Op
 pub fn secret(typed: Option<&SecretString>, file: Option<&PathBuf>, options: Options) -> Outcome<Option<SecretString>> {
     match (typed, file) {
         (Some(_), Some(_)) => Err(twice(options)),
-        (None, Some(file)) => Ok(Some(read_secret(file).context(options.1).map_err(Failure::usage)?)),
+        (None, Some(file)) => Ok(Some(read_secret(file).context(options.file).map_err(Failure::usage)?)),
         (typed, None) => Ok(typed.cloned()),
     }
 }
 
-fn twice((typed, file): (&str, &str)) -> Failure {
+fn twice(Options { typed, file }: Options) -> Failure {
     Failure::usage(anyhow!("{typed} and {file} say the same")).hint("give one of the two")
 }
 
@@ -132,13 +138,13 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("key");
         std::fs::write(&file, "geheim\n").unwrap();
-        let read = encoded(None, Some(&file), ("--a", "--a-file")).unwrap().unwrap();
+        let read = encoded(None, Some(&file), Options { typed: "--a", file: "--a-file" }).unwrap().unwrap();
         assert_eq!(BASE64.decode(read).unwrap(), b"geheim\n");
-        let key = secret(None, Some(&file), ("--a", "--a-file")).unwrap().unwrap();
+        let key = secret(None, Some(&file), Options { typed: "--a", file: "--a-file" }).unwrap().unwrap();
         assert_eq!(key.expose_secret(), "geheim");
         let typed = SecretString::from("geheim!");
-        let both = secret(Some(&typed), Some(&file), ("--a", "--a-file")).unwrap_err();
-        let wrong = encoded(Some(&typed), None, ("--a", "--a-file")).unwrap_err();
+        let both = secret(Some(&typed), Some(&file), Options { typed: "--a", file: "--a-file" }).unwrap_err();
+        let wrong = encoded(Some(&typed), None, Options { typed: "--a", file: "--a-file" }).unwrap_err();
         for failure in [both, wrong] {
             assert!(!format!("{:#}", failure.error()).contains("geheim"));
         }

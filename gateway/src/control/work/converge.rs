@@ -86,7 +86,7 @@ impl Work for Converge {
                 None => match nobody(control, operation, &stored)? {
                     Nobody::Waits(until_ms) => Ok(Step::Waits(until_ms)),
                     Nobody::Missing(why) => {
-                        failed(control, operation, (AGENT_MISSING, &why)).await?;
+                        failed(control, operation, AGENT_MISSING, &why).await?;
                         Ok(Step::Fails(json!({"code": AGENT_MISSING, "message": why})))
                     }
                 },
@@ -96,7 +96,7 @@ impl Work for Converge {
 
     fn gives_up<'a>(&'a self, control: &'a Control, operation: &'a Operation) -> BoxFuture<'a, Result<Batch, String>> {
         Box::pin(async move {
-            failed(control, operation, (TIMED_OUT, &late(control, operation))).await?;
+            failed(control, operation, TIMED_OUT, &late(control, operation)).await?;
             Ok(Batch::default())
         })
     }
@@ -144,11 +144,7 @@ pub(super) fn within(operation: &Operation) -> String {
 }
 
 /// Has a resource say that what an operation wanted has failed, unless the cluster has told something newer.
-pub(super) async fn failed(
-    control: &Control,
-    operation: &Operation,
-    (code, message): (&str, &str),
-) -> Result<(), String> {
+pub(super) async fn failed(control: &Control, operation: &Operation, code: &str, message: &str) -> Result<(), String> {
     let chain = |error| daemon::chain(&error);
     let old = control.store.told(&operation.resource).await.map_err(chain)?;
     let mut status = old.as_ref().map_or_else(|| json!({}), |old| old.status.clone());

@@ -92,7 +92,7 @@ impl Work for TakeDown {
                         let why = format!(
                             "{why} Or delete it with forceDelete=true, which does not wait for the cluster to take it down."
                         );
-                        failed(control, operation, (AGENT_MISSING, &why)).await?;
+                        failed(control, operation, AGENT_MISSING, &why).await?;
                         let error = json!({"code": AGENT_MISSING, "message": why});
                         Ok(Step::FailsWith(stays(stored), error))
                     }
@@ -104,7 +104,7 @@ impl Work for TakeDown {
 
     fn gives_up<'a>(&'a self, control: &'a Control, operation: &'a Operation) -> BoxFuture<'a, Result<Batch, String>> {
         Box::pin(async move {
-            failed(control, operation, (TIMED_OUT, &late(control, operation))).await?;
+            failed(control, operation, TIMED_OUT, &late(control, operation)).await?;
             let stored = control.store.get(&operation.resource).await.map_err(|error| daemon::chain(&error))?;
             Ok(stored.filter(Stored::is_deleting).map(stays).unwrap_or_default())
         })

@@ -99,9 +99,15 @@ macro_rules! each {
     };
 }
 
+/// Both halves of a raw stream.
+pub(crate) struct RawStream {
+    pub(crate) send: RawSend,
+    pub(crate) recv: RawRecv,
+}
+
 impl Link {
     /// Opens a raw stream; waits while the carrier has no room for one. `Err`: the connection is gone.
-    pub(crate) async fn open(&self) -> Result<(RawSend, RawRecv), RawError> {
+    pub(crate) async fn open(&self) -> Result<RawStream, RawError> {
         match self {
             // Boxed: it is for tests, and larger than all others.
             Self::Memory(link) => Box::pin(link.open()).await,
@@ -111,7 +117,7 @@ impl Link {
     }
 
     /// The next raw stream that the peer opened. Cancel-safe.
-    pub(crate) async fn accept(&self) -> Result<(RawSend, RawRecv), RawError> {
+    pub(crate) async fn accept(&self) -> Result<RawStream, RawError> {
         each!(self, link => link.accept().await)
     }
 

@@ -14,7 +14,7 @@ use bytes::Bytes;
 use tokio::sync::{mpsc, watch};
 use types::limits;
 
-use super::{Carrier, Facts, RawError, RawRecv, RawSend};
+use super::{Carrier, Facts, RawError, RawRecv, RawSend, RawStream};
 use crate::{
     transport::{CarrierKind, Closed},
     wire::close::{CloseCode, StreamCode},
@@ -46,28 +46,26 @@ pub fn carriers() -> (Carrier, Carrier) {
     (end(to_agent, from_agent, true), end(to_gateway, from_gateway, false))
 }
 
-type RawPair = (RawSend, RawRecv);
-
 pub(crate) struct Link {
-    opened: mpsc::Sender<RawPair>,
-    accepted: tokio::sync::Mutex<mpsc::Receiver<RawPair>>,
+    opened: mpsc::Sender<RawStream>,
+    accepted: tokio::sync::Mutex<mpsc::Receiver<RawStream>>,
     /// Who closed it: true for the gateway.
     closed: watch::Sender<Option<(bool, Closed)>>,
     gateway: bool,
 }
 
 impl Link {
-    pub(crate) async fn open(&self) -> Result<RawPair, RawError> {
+    pub(crate) async fn open(&self) -> Result<RawStream, RawError> {
         let there = Arc::new(Stream::default());
-        let mine = (half_send(&there, 0), half_recv(&there, 1));
-        let theirs = (half_send(&there, 1), half_recv(&there, 0));
+        let mine = RawStream { send: half_send(&there, 0), recv: half_recv(&there, 1) };
+        let theirs = RawStream { send: half_send(&there, 1), recv: half_recv(&there, 0) };
         tokio::select! {
             sent = self.opened.send(theirs) => sent.map(|()| mine).map_err(|_| RawError::Lost),
             _ = self.closed() => Err(RawError::Lost),
         }
     }
 
-    pub(crate) async fn accept(&self) -> Result<RawPair, RawError> {
+    pub(crate) async fn accept(&self) -> Result<RawStream, RawError> {
         let mut accepted = self.accepted.lock().await;
         tokio::select! {
             raw = accepted.recv() => raw.ok_or(RawError::Lost),

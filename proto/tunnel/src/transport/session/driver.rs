@@ -25,7 +25,7 @@ use super::{
 use crate::{
     transport::{
         Closed, Drain, Incoming,
-        carrier::{Link, RawError, RawRecv, RawSend},
+        carrier::{Link, RawError, RawRecv, RawSend, RawStream},
         quic::Peer,
     },
     wire::{
@@ -245,7 +245,7 @@ async fn accept_streams(side: Side, shared: &Arc<Shared>, link: &Link, queue: &Q
 async fn admit_in_place(
     side: Side,
     shared: &Arc<Shared>,
-    raw: (RawSend, RawRecv),
+    raw: RawStream,
     long: &Arc<Semaphore>,
     queue: &Queue<Incoming>,
 ) {
@@ -265,7 +265,7 @@ async fn admit_in_place(
 /// Reads a new stream's preface and head, within its deadline.
 async fn admit(
     shared: &Arc<Shared>,
-    (mut send, mut recv): (RawSend, RawRecv),
+    RawStream { mut send, mut recv }: RawStream,
     long: Option<&Arc<Semaphore>>,
 ) -> Option<Incoming> {
     let read = read_head(&mut recv, long).await;
@@ -284,7 +284,7 @@ async fn admit(
     match shared.lease_peers(id) {
         Ok(lease) => {
             shared.life.hear(head.len());
-            let mut stream = stream::stream(lease, (send, recv));
+            let mut stream = stream::stream(lease, RawStream { send, recv });
             stream.recv.begin_with(rest);
             Some(Incoming { head, stream })
         }

@@ -21,7 +21,7 @@ use super::{
 use crate::{
     transport::{
         TunnelHandle, TunnelInfo,
-        carrier::{Carrier, RawError},
+        carrier::{Carrier, RawError, RawStream},
     },
     wire::{
         close::CloseCode,
@@ -44,7 +44,7 @@ async fn connect_untimed(
     carrier: &Carrier,
     agent: AgentSide,
 ) -> Result<(ControlStream, TunnelInfo, Duration), HelloError> {
-    let (mut send, recv) = lost(carrier, carrier.link.accept().await).await?;
+    let RawStream { mut send, recv } = lost(carrier, carrier.link.accept().await).await?;
     send.prioritise();
     let mut messages = Messages::new(recv);
     let challenge = Challenge::decode(next(&mut messages, carrier).await?)?;
@@ -107,7 +107,7 @@ where
     F: FnOnce(Presented) -> A,
     A: Future<Output = Result<T, Refuse>>,
 {
-    let (mut send, recv) = lost(carrier, carrier.link.open().await).await?;
+    let RawStream { mut send, recv } = lost(carrier, carrier.link.open().await).await?;
     send.prioritise();
     let mut messages = Messages::new(recv);
     let nonce = random::bytes().map_err(|_| HelloError::Lost("no random bytes".to_owned()))?;

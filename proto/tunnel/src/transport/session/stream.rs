@@ -19,7 +19,7 @@ use super::state::Lease;
 use crate::{
     transport::{
         MessageError, Stream, StreamError,
-        carrier::{RawError, RawRecv, RawSend},
+        carrier::{RawError, RawRecv, RawSend, RawStream},
     },
     wire::{
         close::StreamCode,
@@ -37,7 +37,7 @@ const CREDIT_STEP_BYTES: u64 = 1024 * 1024;
 const RTT_GUESS: Duration = Duration::from_millis(50);
 
 /// Joins raw halves and a place in the tunnel.
-pub(crate) fn stream(lease: Arc<Lease>, (send, recv): (RawSend, RawRecv)) -> Stream {
+pub(crate) fn stream(lease: Arc<Lease>, RawStream { send, recv }: RawStream) -> Stream {
     Stream {
         id: lease.state.id,
         send: SendStream { raw: send, lease: lease.clone(), position: 0, over: false, blocked: false },

@@ -20,7 +20,7 @@ use super::*;
 use crate::{
     transport::{
         Closed, OpenError, Stream, StreamError, TunnelHandle,
-        carrier::{Carrier, RawRecv, RawSend},
+        carrier::{Carrier, RawRecv, RawSend, RawStream},
         memory,
     },
     wire::{
@@ -81,7 +81,7 @@ fn hello() -> Hello {
 async fn raw_agent() -> (TunnelHandle, Carrier, RawSend, RawRecv) {
     let (near, far) = memory::carriers();
     let raw = async {
-        let (mut send, mut recv) = far.link.accept().await.unwrap();
+        let RawStream { mut send, mut recv } = far.link.accept().await.unwrap();
         recv.recv().await.unwrap().unwrap();
         send.send_all(hello().encode().freeze()).await.unwrap();
         recv.recv().await.unwrap().unwrap();
@@ -95,7 +95,7 @@ async fn raw_agent() -> (TunnelHandle, Carrier, RawSend, RawRecv) {
 async fn hello_answered_with(answer: Bytes) -> HelloError {
     let (near, far) = memory::carriers();
     let raw = async {
-        let (mut send, mut recv) = far.link.accept().await.unwrap();
+        let RawStream { mut send, mut recv } = far.link.accept().await.unwrap();
         recv.recv().await.unwrap().unwrap();
         send.send_all(answer).await.unwrap();
         // The refusal, or the end.
@@ -133,7 +133,7 @@ async fn a_peer_that_sends_beyond_its_credit_ends_the_tunnel() {
     let beyond = vec![0; limits::WINDOW_INITIAL as usize + 1];
     for with_the_head in [true, false] {
         let (tunnel, far, _control, _recv) = raw_agent().await;
-        let (mut send, _back) = far.link.open().await.unwrap();
+        let RawStream { mut send, recv: _back } = far.link.open().await.unwrap();
         let mut first = preface(1);
         if with_the_head {
             first.extend_from_slice(&beyond);
@@ -205,7 +205,7 @@ async fn an_unauthorised_agent_reads_why() {
 async fn no_common_version_is_said_by_the_agent() {
     let (near, far) = memory::carriers();
     let raw = async {
-        let (mut send, _recv) = near.link.open().await.unwrap();
+        let RawStream { mut send, recv: _recv } = near.link.open().await.unwrap();
         let challenge = Challenge {
             oldest: Version(50),
             newest: Version(60),
@@ -276,7 +276,7 @@ async fn a_proof_by_another_key_or_over_other_bytes_is_refused() {
 async fn stops_for_streams_that_never_come_are_bounded() {
     let (near, far) = memory::carriers();
     let raw = async {
-        let (mut send, mut recv) = far.link.accept().await.unwrap();
+        let RawStream { mut send, mut recv } = far.link.accept().await.unwrap();
         recv.recv().await.unwrap().unwrap();
         send.send_all(hello().encode().freeze()).await.unwrap();
         let mut flood = BytesMut::new();
@@ -287,7 +287,7 @@ async fn stops_for_streams_that_never_come_are_bounded() {
         send.send_all(flood.freeze()).await.unwrap();
         // The latest is remembered: its stream is stopped from the start.
         let latest = 2 * (3 * limits::EARLY_STOPS as u64 - 1) + 1;
-        let (mut opened, back) = far.link.open().await.unwrap();
+        let RawStream { send: mut opened, recv: back } = far.link.open().await.unwrap();
         opened.send_all(preface(latest).freeze()).await.unwrap();
         (send, recv, opened, back)
     };
@@ -327,14 +327,14 @@ async fn garbage_on_the_control_stream_is_a_protocol_error() {
 async fn a_stream_number_that_is_not_the_peers_is_a_protocol_error() {
     // Even numbers are the gateway's.
     let (tunnel, far, _control, _recv) = raw_agent().await;
-    let (mut send, _back) = far.link.open().await.unwrap();
+    let RawStream { mut send, recv: _back } = far.link.open().await.unwrap();
     send.send_all(preface(2).freeze()).await.unwrap();
     assert_eq!(tunnel.closed().await.code, CloseCode::Protocol);
     // A number in use.
     let (tunnel, far, _control, _recv) = raw_agent().await;
     let mut open = Vec::new();
     for _ in 0..2 {
-        let (mut send, back) = far.link.open().await.unwrap();
+        let RawStream { mut send, recv: back } = far.link.open().await.unwrap();
         send.send_all(preface(1).freeze()).await.unwrap();
         open.push((send, back));
     }
@@ -345,13 +345,13 @@ async fn a_stream_number_that_is_not_the_peers_is_a_protocol_error() {
 async fn a_bad_or_late_head_ends_its_stream_alone() {
     let (tunnel, far, _control, _recv) = raw_agent().await;
     let reset = crate::transport::carrier::RawError::Reset(StreamCode::BadHead);
-    let (mut bad, mut bad_back) = far.link.open().await.unwrap();
+    let RawStream { send: mut bad, recv: mut bad_back } = far.link.open().await.unwrap();
     bad.send_all(Bytes::from_static(b"\x01\xff\xff\xff\xff")).await.unwrap();
     assert_eq!(bad_back.recv().await, Err(reset));
     // A silent one, whose head never comes, delays no other and ends at its deadline.
-    let (mut silent, mut silent_back) = far.link.open().await.unwrap();
+    let RawStream { send: mut silent, recv: mut silent_back } = far.link.open().await.unwrap();
     silent.send_all(Bytes::from_static(b"\x03")).await.unwrap();
-    let (mut good, _good_back) = far.link.open().await.unwrap();
+    let RawStream { send: mut good, recv: _good_back } = far.link.open().await.unwrap();
     good.send_all(preface(5).freeze()).await.unwrap();
     assert_eq!(tunnel.accept().await.unwrap().stream.id, StreamId(5));
     assert_eq!(silent_back.recv().await, Err(reset));
@@ -366,13 +366,13 @@ async fn an_agent_that_breaks_its_streams_off_is_heard_slowly() {
         let (tunnel, far, _control, _recv) = raw_agent().await;
         let (began, broken) = (tokio::time::Instant::now(), 50 * types::limits::HEADS_AT_GATEWAY as u64);
         for number in 0..broken {
-            let (mut send, _back) = far.link.open().await.unwrap();
+            let RawStream { mut send, recv: _back } = far.link.open().await.unwrap();
             if whole {
                 send.send_all(preface(2 * number + 1).freeze()).await.unwrap();
             }
             send.reset(StreamCode::Cancelled);
         }
-        let (mut good, _good_back) = far.link.open().await.unwrap();
+        let RawStream { send: mut good, recv: _good_back } = far.link.open().await.unwrap();
         let last = StreamId(2 * broken + 1);
         good.send_all(preface(last.0).freeze()).await.unwrap();
         while tunnel.accept().await.unwrap().stream.id != last {}

@@ -13,29 +13,27 @@ use super::{
     shelf::{Shelf, Shelves},
 };
 use crate::{
-    transport::carrier::{RawError, RawRecv, RawSend},
+    transport::carrier::{RawError, RawRecv, RawSend, RawStream},
     wire::close::StreamCode,
 };
 
-pub(super) type RawPair = (RawSend, RawRecv);
-
 /// A stream that the gateway opened, at the gateway.
-pub(super) fn opened_pair(body: SendStream<Bytes>, answer: ResponseFuture, kept: &Kept) -> RawPair {
+pub(super) fn opened_pair(body: SendStream<Bytes>, answer: ResponseFuture, kept: &Kept) -> RawStream {
     pair(H2Send::Body(body), kept.shelves.place(Body::Waiting(answer)), Some(kept.graves.clone()))
 }
 
 /// A parked stream that the agent opened, at the gateway.
-pub(super) fn parked_pair(body: SendStream<Bytes>, answer: Shelf, kept: &Kept) -> RawPair {
+pub(super) fn parked_pair(body: SendStream<Bytes>, answer: Shelf, kept: &Kept) -> RawStream {
     pair(H2Send::Body(body), answer, Some(kept.graves.clone()))
 }
 
 /// Any stream at the agent.
-pub(super) fn accepted_pair(respond: SendResponse<Bytes>, body: RecvStream, shelves: &Shelves) -> RawPair {
+pub(super) fn accepted_pair(respond: SendResponse<Bytes>, body: RecvStream, shelves: &Shelves) -> RawStream {
     pair(H2Send::NotBegun(respond), shelves.place(Body::Here(body)), None)
 }
 
-fn pair(send: H2Send, shelf: Shelf, graves: Option<Graves>) -> RawPair {
-    (RawSend::Http2(send), RawRecv::Http2(H2Recv { shelf: Some(shelf), graves }))
+fn pair(send: H2Send, shelf: Shelf, graves: Option<Graves>) -> RawStream {
+    RawStream { send: RawSend::Http2(send), recv: RawRecv::Http2(H2Recv { shelf: Some(shelf), graves }) }
 }
 
 /// What the gateway's end keeps of streams: what is unread, and what is stopped.

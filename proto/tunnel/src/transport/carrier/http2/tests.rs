@@ -15,7 +15,7 @@ use super::*;
 use crate::{
     transport::{
         CarrierKind, SendStream, StreamError, TunnelHandle,
-        carrier::{Carrier, Facts},
+        carrier::{Carrier, Facts, RawStream},
         memory,
         session::{self, GatewaySide, SessionOptions},
     },
@@ -152,14 +152,14 @@ async fn an_agent_that_gives_no_room_makes_the_gateway_keep_a_bounded_number_of_
     });
     let crate::transport::carrier::Link::Http2(link) = &carrier.link else { unreachable!("it is HTTP/2") };
     // The agent's settings are here, once it has answered.
-    let (mut send, mut recv) = link.open().await.unwrap();
+    let RawStream { mut send, mut recv } = link.open().await.unwrap();
     send.queue_first(link.count_first(head()).unwrap(), true).unwrap();
     assert_eq!(recv.recv().await.unwrap(), None);
     let head = Bytes::from(vec![0; 40_000]);
     let most = (limits::HEADS_QUEUED_BYTES - link.queued_for_test()) / head.len();
     let mut queued = 0;
     for _ in 0..1000 {
-        let (mut send, mut recv) = link.open().await.unwrap();
+        let RawStream { mut send, mut recv } = link.open().await.unwrap();
         if let Ok(first) = link.count_first(head.clone()) {
             queued += 1;
             send.queue_first(first, true).unwrap();
@@ -198,7 +198,7 @@ async fn an_agent_that_never_ends_what_is_stopped_makes_the_gateway_keep_a_bound
         }
     });
     for _ in 0..opened {
-        let (send, mut recv) = carrier.link.open().await.unwrap();
+        let RawStream { send, mut recv } = carrier.link.open().await.unwrap();
         assert_eq!(recv.recv().await.unwrap().unwrap(), "x");
         drop(send);
         recv.stop(StreamCode::NoMore, false);
@@ -315,7 +315,7 @@ async fn what_is_kept_gives_no_room_for_more() {
     const ROOM: usize = 8 << 20;
     let (carrier, mut hostile) = hostile(&h2::server::Builder::new()).await;
     carrier.link.allow(ROOM as u64);
-    let (_send, mut recv) = carrier.link.open().await.unwrap();
+    let RawStream { send: _send, mut recv } = carrier.link.open().await.unwrap();
     let (_, mut respond) = hostile.accept().await.unwrap().unwrap();
     tokio::spawn(async move { while hostile.accept().await.is_some() {} });
     let mut body = respond.send_response(http::Response::new(()), false).unwrap();

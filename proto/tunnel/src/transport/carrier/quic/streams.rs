@@ -18,7 +18,7 @@ use super::keep_alive::{KeepAlive, Peer, heard};
 use crate::{
     transport::{
         Closed, Packets,
-        carrier::{RawError, RawRecv, RawSend},
+        carrier::{RawError, RawRecv, RawSend, RawStream},
     },
     wire::{
         close::{CloseCode, StreamCode},
@@ -63,11 +63,11 @@ impl Link {
         }
     }
 
-    pub(crate) async fn open(&self) -> Result<(RawSend, RawRecv), RawError> {
+    pub(crate) async fn open(&self) -> Result<RawStream, RawError> {
         self.connection.open_bi().await.map(raw).map_err(|_| RawError::Lost)
     }
 
-    pub(crate) async fn accept(&self) -> Result<(RawSend, RawRecv), RawError> {
+    pub(crate) async fn accept(&self) -> Result<RawStream, RawError> {
         self.connection.accept_bi().await.map(raw).map_err(|_| RawError::Lost)
     }
 
@@ -143,8 +143,9 @@ pub(super) fn line(text: &str) -> String {
     text.chars().take(TEXT_BYTES).map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
 
-fn raw((send, recv): (quinn::SendStream, quinn::RecvStream)) -> (RawSend, RawRecv) {
-    (RawSend::Quic(QuicSend { half: send, stopped: None, over: false }), RawRecv::Quic(QuicRecv { half: recv }))
+fn raw((send, recv): (quinn::SendStream, quinn::RecvStream)) -> RawStream {
+    let send = RawSend::Quic(QuicSend { half: send, stopped: None, over: false });
+    RawStream { send, recv: RawRecv::Quic(QuicRecv { half: recv }) }
 }
 
 fn varint(code: StreamCode) -> VarInt {
