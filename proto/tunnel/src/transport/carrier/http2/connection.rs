@@ -29,12 +29,12 @@ use super::{
     STREAMS,
     body::Body,
     shelf::{Shelf, Shelves},
-    streams::{self, Graves, Kept, RawPair},
+    streams::{self, Graves, Kept},
 };
 use crate::{
     transport::{
         Closed,
-        carrier::{self, Carrier, CarrierError, Facts, RawError},
+        carrier::{self, Carrier, CarrierError, Facts, RawError, RawStream},
         cork::cork,
     },
     wire::close::CloseCode,
@@ -95,7 +95,7 @@ enum Side {
     /// Sends requests, and parks some for the agent.
     Gateway { requests: client::SendRequest<Bytes>, kept: Kept, parker: Mutex<Box<Parker>> },
     /// Takes them. Boxed: a channel allocates 32 places at once.
-    Agent { accepted: Mutex<mpsc::Receiver<Box<RawPair>>>, parked: Mutex<mpsc::Receiver<Box<RawPair>>> },
+    Agent { accepted: Mutex<mpsc::Receiver<Box<RawStream>>>, parked: Mutex<mpsc::Receiver<Box<RawStream>>> },
 }
 
 /// The connection's window that the session wants, and the driver that it is told.
@@ -172,37 +172,31 @@ async fn deadline<T>(handshake: impl Future<Output = Result<T, h2::Error>>) -> R
 /// RFC 9113 section 6.9.1.
 const MAX_WINDOW: u32 = (1 << 31) - 1;
 
+/// Sets what both ends set alike; h2's two builders have no trait in common.
+macro_rules! set_alike {
+    ($builder:ident) => {
+        $builder
+            .initial_window_size(STREAM_WINDOW_BYTES)
+            .max_frame_size(limits::CHUNK_BYTES as u32)
+            .max_header_list_size(HEADER_LIST_BYTES)
+            .max_send_buffer_size(limits::CARRIER_QUEUE_BYTES)
+            .max_concurrent_reset_streams(limits::RESET_STREAMS)
+            .max_pending_accept_reset_streams(limits::RESET_STREAMS)
+            .max_local_error_reset_streams(Some(limits::RESET_STREAMS))
+            .reset_stream_duration(limits::RESET_REMEMBERED)
+            .data_frame_budget(SMALL_FRAMES)
+    };
+}
+
 fn client_builder() -> client::Builder {
     let mut builder = client::Builder::new();
-    builder
-        .initial_window_size(STREAM_WINDOW_BYTES)
-        .max_frame_size(limits::CHUNK_BYTES as u32)
-        .max_header_list_size(HEADER_LIST_BYTES)
-        .max_send_buffer_size(limits::CARRIER_QUEUE_BYTES)
-        .initial_max_send_streams(STREAMS as usize)
-        .max_concurrent_streams(0)
-        .enable_push(false)
-        .max_concurrent_reset_streams(limits::RESET_STREAMS)
-        .max_pending_accept_reset_streams(limits::RESET_STREAMS)
-        .max_local_error_reset_streams(Some(limits::RESET_STREAMS))
-        .reset_stream_duration(limits::RESET_REMEMBERED)
-        .data_frame_budget(SMALL_FRAMES);
+    set_alike!(builder).initial_max_send_streams(STREAMS as usize).max_concurrent_streams(0).enable_push(false);
     builder
 }
 
 fn server_builder() -> server::Builder {
     let mut builder = server::Builder::new();
-    builder
-        .initial_window_size(STREAM_WINDOW_BYTES)
-        .max_frame_size(limits::CHUNK_BYTES as u32)
-        .max_header_list_size(HEADER_LIST_BYTES)
-        .max_send_buffer_size(limits::CARRIER_QUEUE_BYTES)
-        .max_concurrent_streams(STREAMS)
-        .max_concurrent_reset_streams(limits::RESET_STREAMS)
-        .max_pending_accept_reset_streams(limits::RESET_STREAMS)
-        .max_local_error_reset_streams(Some(limits::RESET_STREAMS))
-        .reset_stream_duration(limits::RESET_REMEMBERED)
-        .data_frame_budget(SMALL_FRAMES);
+    set_alike!(builder).max_concurrent_streams(STREAMS);
     builder
 }
 
@@ -261,7 +255,7 @@ impl Parker {
     }
 
     /// The next stream that the agent opens. Cancel-safe.
-    async fn next(&mut self) -> Result<RawPair, RawError> {
+    async fn next(&mut self) -> Result<RawStream, RawError> {
         loop {
             // All that the agent has taken, before others are parked in their place.
             let taken = match self.parked.next().now_or_never().flatten() {
@@ -324,8 +318,8 @@ async fn serve<T>(
     mut connection: Box<server::Connection<T, Bytes>>,
     wanted: Arc<Window>,
     shelves: Shelves,
-    accept: mpsc::Sender<Box<RawPair>>,
-    park: mpsc::Sender<Box<RawPair>>,
+    accept: mpsc::Sender<Box<RawStream>>,
+    park: mpsc::Sender<Box<RawStream>>,
 ) -> Option<h2::Error>
 where
     T: AsyncRead + AsyncWrite + Unpin,
@@ -360,7 +354,7 @@ fn lost(error: Option<h2::Error>) -> Closed {
 }
 
 impl Link {
-    pub(crate) async fn open(&self) -> Result<RawPair, RawError> {
+    pub(crate) async fn open(&self) -> Result<RawStream, RawError> {
         match &self.side {
             Side::Gateway { requests, kept, .. } => {
                 let (answer, body) = send(requests, PATH_STREAM).await.map_err(|_| RawError::Lost)?;
@@ -384,7 +378,7 @@ impl Link {
         self.queued.load(Ordering::Relaxed)
     }
 
-    pub(crate) async fn accept(&self) -> Result<RawPair, RawError> {
+    pub(crate) async fn accept(&self) -> Result<RawStream, RawError> {
         match &self.side {
             Side::Gateway { parker, .. } => parker.lock().await.next().await,
             Side::Agent { accepted, .. } => accepted.lock().await.recv().await.map(|pair| *pair).ok_or(RawError::Lost),
