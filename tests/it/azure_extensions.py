@@ -1,50 +1,22 @@
 """The Azure SDKs for extensions and extension types against a gateway, unmodified (docs/features.md E1, E2).
 
-Arguments: URL, CA file, tenant, subscription, client id. The client secret is read from standard input.
+Arguments and standard input: those of azure_common.py.
 The gateway's catalogue has example.web 1.0.0 and 1.1.0 (Stable) and 2.0.0 (Preview). The cluster has no agent.
 Each line that is printed names a step that held.
 """
 
-import sys
-
 from azure.core.exceptions import HttpResponseError, ResourceNotFoundError
-from azure.identity import ClientSecretCredential
-from azure.mgmt.hybridkubernetes import ConnectedKubernetesClient
 from azure.mgmt.kubernetesconfiguration.extensions import KubernetesConfigurationExtensionsMgmtClient
 from azure.mgmt.kubernetesconfiguration.extensiontypes import KubernetesConfigurationExtensionTypesMgmtClient
-from azure.mgmt.resource.resources import ResourceManagementClient
 
-URL, CA, TENANT, SUBSCRIPTION, CLIENT = sys.argv[1:6]
-SECRET = sys.stdin.readline().strip()
-AT = ("Edge", "Microsoft.Kubernetes", "connectedClusters", "shop")
+from azure_common import SUBSCRIPTION, cluster, create_cluster, credential, held, options
 
-
-def options():
-    return {
-        "base_url": URL,
-        "credential_scopes": [URL + "/.default"],
-        "connection_verify": CA,
-        "retry_total": 0,
-    }
-
-
-def held(step):
-    print("held:", step, flush=True)
+AT = cluster("Edge", "shop")
 
 
 def main():
-    own = ClientSecretCredential(
-        TENANT, CLIENT, SECRET, authority=URL, disable_instance_discovery=True, connection_verify=CA
-    )
-    resources = ResourceManagementClient(own, SUBSCRIPTION, **options())
-    resources.resource_groups.create_or_update("Edge", {"location": "eastus"})
-    clusters = ConnectedKubernetesClient(own, SUBSCRIPTION, **options())
-    wanted = {
-        "location": "eastus",
-        "identity": {"type": "SystemAssigned"},
-        "properties": {"agentPublicKeyCertificate": "", "distribution": "k3s"},
-    }
-    clusters.connected_cluster.begin_create_or_replace("Edge", "shop", wanted).result()
+    own = credential()
+    create_cluster(own, "Edge", "shop")
 
     types = KubernetesConfigurationExtensionTypesMgmtClient(own, SUBSCRIPTION, **options()).extension_types
     assert [one.name for one in types.location_list("eastus")] == ["example.web"]

@@ -1,38 +1,22 @@
 """The Azure SDK for extensions, unmodified, waits with its pollers until a cluster with real agents has done what it asks
 for (docs/features.md E1, E5, E9, E10).
 
-Arguments: URL, CA file, tenant, subscription, client id, resource group, cluster. The client secret is read from standard
-input. The gateway's catalogue has example.web, whose chart makes a ConfigMap in the namespace `sdk`.
+Arguments: those of azure_common.py, resource group, cluster. The gateway's catalogue has example.web, whose chart makes a
+ConfigMap in the namespace `sdk`.
 Each line that is printed names a step that held.
 """
 
-import sys
-
 from azure.core.exceptions import HttpResponseError, ResourceNotFoundError
-from azure.identity import ClientSecretCredential
 from azure.mgmt.kubernetesconfiguration.extensions import KubernetesConfigurationExtensionsMgmtClient
 
-URL, CA, TENANT, SUBSCRIPTION, CLIENT, GROUP, CLUSTER = sys.argv[1:8]
-SECRET = sys.stdin.readline().strip()
-AT = (GROUP, "Microsoft.Kubernetes", "connectedClusters", CLUSTER)
+from azure_common import MORE, SUBSCRIPTION, cluster, credential, held, options
 
-
-def held(step):
-    print("held:", step, flush=True)
+GROUP, CLUSTER = MORE
+AT = cluster(GROUP, CLUSTER)
 
 
 def main():
-    own = ClientSecretCredential(
-        TENANT, CLIENT, SECRET, authority=URL, disable_instance_discovery=True, connection_verify=CA
-    )
-    client = KubernetesConfigurationExtensionsMgmtClient(
-        own,
-        SUBSCRIPTION,
-        base_url=URL,
-        credential_scopes=[URL + "/.default"],
-        connection_verify=CA,
-        retry_total=0,
-    )
+    client = KubernetesConfigurationExtensionsMgmtClient(credential(), SUBSCRIPTION, **options())
     extensions = client.extensions
     body = {
         "identity": {"type": "SystemAssigned"},

@@ -1,15 +1,11 @@
 """The Azure SDKs for flux and source control configurations against a gateway, unmodified (docs/features.md G1, G2, G10).
 
-Arguments: URL, CA file, tenant, subscription, client id. The client secret is read from standard input.
+Arguments and standard input: those of azure_common.py.
 The gateway's catalogue has microsoft.flux. The cluster has no agent.
 Each line that is printed names a step that held.
 """
 
-import sys
-
 from azure.core.exceptions import HttpResponseError, ResourceNotFoundError
-from azure.identity import ClientSecretCredential
-from azure.mgmt.hybridkubernetes import ConnectedKubernetesClient
 from azure.mgmt.kubernetesconfiguration import SourceControlConfigurationClient
 from azure.mgmt.kubernetesconfiguration.extensions import KubernetesConfigurationExtensionsMgmtClient
 from azure.mgmt.kubernetesconfiguration.fluxconfigurations import KubernetesConfigurationFluxConfigurationsMgmtClient
@@ -26,24 +22,10 @@ from azure.mgmt.kubernetesconfiguration.fluxconfigurations.models import (
     RepositoryRefDefinition,
     SubstituteFromDefinition,
 )
-from azure.mgmt.resource.resources import ResourceManagementClient
 
-URL, CA, TENANT, SUBSCRIPTION, CLIENT = sys.argv[1:6]
-SECRET = sys.stdin.readline().strip()
-AT = ("Edge", "Microsoft.Kubernetes", "connectedClusters", "shop")
+from azure_common import SUBSCRIPTION, cluster, create_cluster, credential, held, options
 
-
-def options():
-    return {
-        "base_url": URL,
-        "credential_scopes": [URL + "/.default"],
-        "connection_verify": CA,
-        "retry_total": 0,
-    }
-
-
-def held(step):
-    print("held:", step, flush=True)
+AT = cluster("Edge", "shop")
 
 
 def configuration(**more):
@@ -114,18 +96,8 @@ def source_control(credential, version=None):
 
 
 def main():
-    own = ClientSecretCredential(
-        TENANT, CLIENT, SECRET, authority=URL, disable_instance_discovery=True, connection_verify=CA
-    )
-    resources = ResourceManagementClient(own, SUBSCRIPTION, **options())
-    resources.resource_groups.create_or_update("Edge", {"location": "eastus"})
-    clusters = ConnectedKubernetesClient(own, SUBSCRIPTION, **options())
-    wanted = {
-        "location": "eastus",
-        "identity": {"type": "SystemAssigned"},
-        "properties": {"agentPublicKeyCertificate": "", "distribution": "k3s"},
-    }
-    clusters.connected_cluster.begin_create_or_replace("Edge", "shop", wanted).result()
+    own = credential()
+    create_cluster(own, "Edge", "shop")
 
     client = KubernetesConfigurationFluxConfigurationsMgmtClient(own, SUBSCRIPTION, **options())
     flux = client.flux_configurations

@@ -1,16 +1,14 @@
 """The Azure SDK for flux configurations, unmodified, reads and changes those of a cluster with real agents (docs/features.md
 G1, G6).
 
-Arguments: URL, CA file, tenant, subscription, client id, resource group, cluster, commit. The client secret is read from
-standard input. The cluster has the configuration `charts` with the kustomizations `charts` (a HelmRelease) and `maps` (a
-ConfigMap), which complies at the commit, and the configuration `artifact` of an OCI registry.
+Arguments: those of azure_common.py, resource group, cluster, commit. The cluster has the configuration `charts` with the
+kustomizations `charts` (a HelmRelease) and `maps` (a ConfigMap), which complies at the commit, and the configuration
+`artifact` of an OCI registry.
 Each line that is printed names a step that held.
 """
 
 import datetime
-import sys
 
-from azure.identity import ClientSecretCredential
 from azure.mgmt.kubernetesconfiguration.fluxconfigurations import KubernetesConfigurationFluxConfigurationsMgmtClient
 from azure.mgmt.kubernetesconfiguration.fluxconfigurations.models import (
     FluxConfigurationPatch,
@@ -18,27 +16,15 @@ from azure.mgmt.kubernetesconfiguration.fluxconfigurations.models import (
     KustomizationPatchDefinition,
 )
 
-URL, CA, TENANT, SUBSCRIPTION, CLIENT, GROUP, CLUSTER, COMMIT = sys.argv[1:9]
-SECRET = sys.stdin.readline().strip()
-AT = (GROUP, "Microsoft.Kubernetes", "connectedClusters", CLUSTER)
+from azure_common import MORE, SUBSCRIPTION, cluster, credential, held, options
 
-
-def held(step):
-    print("held:", step, flush=True)
+GROUP, CLUSTER, COMMIT = MORE
+AT = cluster(GROUP, CLUSTER)
 
 
 def main():
-    own = ClientSecretCredential(
-        TENANT, CLIENT, SECRET, authority=URL, disable_instance_discovery=True, connection_verify=CA
-    )
-    flux = KubernetesConfigurationFluxConfigurationsMgmtClient(
-        own,
-        SUBSCRIPTION,
-        base_url=URL,
-        credential_scopes=[URL + "/.default"],
-        connection_verify=CA,
-        retry_total=0,
-    ).flux_configurations
+    client = KubernetesConfigurationFluxConfigurationsMgmtClient(credential(), SUBSCRIPTION, **options())
+    flux = client.flux_configurations
 
     shown = flux.get(*AT, "charts").properties
     assert (shown.provisioning_state, shown.compliance_state) == ("Succeeded", "Compliant"), shown

@@ -1,10 +1,9 @@
 """The Azure SDKs for Python against a gateway, unmodified: what they send, and what they make of the answers.
 
-Arguments: URL, CA file, tenant, subscription, client id. The client secret is read from standard input.
+Arguments and standard input: those of azure_common.py.
 Each line that is printed names a step that held.
 """
 
-import sys
 import time
 import uuid
 
@@ -15,34 +14,14 @@ from azure.core.exceptions import (
     ResourceModifiedError,
     ResourceNotFoundError,
 )
-from azure.identity import ClientSecretCredential
 from azure.mgmt.authorization import AuthorizationManagementClient
 from azure.mgmt.hybridkubernetes import ConnectedKubernetesClient
 from azure.mgmt.resource.resources import ResourceManagementClient
 from azure.mgmt.resource.subscriptions import SubscriptionClient
 
-URL, CA, TENANT, SUBSCRIPTION, CLIENT = sys.argv[1:6]
-SECRET = sys.stdin.readline().strip()
+from azure_common import SUBSCRIPTION, TENANT, credential, held, options
+
 CLUSTER_USER = "00493d72-78f6-4148-b6c5-d3ce8e4799dd"
-
-
-def credential(secret):
-    return ClientSecretCredential(
-        TENANT, CLIENT, secret, authority=URL, disable_instance_discovery=True, connection_verify=CA
-    )
-
-
-def options():
-    return {
-        "base_url": URL,
-        "credential_scopes": [URL + "/.default"],
-        "connection_verify": CA,
-        "retry_total": 0,
-    }
-
-
-def held(step):
-    print("held:", step, flush=True)
 
 
 def refused(kind, code, call):
@@ -64,7 +43,7 @@ def cluster(**properties):
 
 
 def main():
-    own = credential(SECRET)
+    own = credential()
     subscriptions = SubscriptionClient(own, **options())
     found = [one.subscription_id for one in subscriptions.subscriptions.list()]
     assert found == [SUBSCRIPTION], found
