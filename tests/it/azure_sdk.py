@@ -11,7 +11,6 @@ from azure.core.exceptions import (
     ClientAuthenticationError,
     HttpResponseError,
     ResourceExistsError,
-    ResourceModifiedError,
     ResourceNotFoundError,
 )
 from azure.mgmt.authorization import AuthorizationManagementClient

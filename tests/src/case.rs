@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use libtest_mimic::{Failed, Trial};
+use libtest_mimic::{Completion, Failed, Trial};
 
 use crate::leftovers::Before;
 
@@ -21,6 +21,20 @@ pub enum Needs {
     Pods,
     /// Network namespaces (root).
     Namespaces,
+}
+
+impl Needs {
+    /// What this machine lacks of it. Asked by a test that runs, and not when all tests are made: to know whether pods
+    /// run, the cluster is brought up.
+    fn missing(self) -> Option<&'static str> {
+        let (has, without) = match self {
+            Self::Nothing => return None,
+            Self::Cluster => (crate::cluster::available(), "needs tests/cluster/cluster"),
+            Self::Pods => (crate::cluster::has_node(), "needs a cluster that runs pods, and so root"),
+            Self::Namespaces => (crate::network::available(), "needs root and network namespaces"),
+        };
+        (!has).then_some(without)
+    }
 }
 
 /// How long a test may take before it counts as hanging: it fails by its name then, and the others go on.
@@ -250,14 +264,11 @@ fn made(
     manner: Manner,
     run: impl FnOnce() -> anyhow::Result<()> + Send + 'static,
 ) -> Trial {
-    let missing = match needs {
-        Needs::Nothing => false,
-        Needs::Cluster => !crate::cluster::available(),
-        Needs::Pods => !crate::cluster::has_node(),
-        Needs::Namespaces => !crate::network::available(),
-    };
     let shown = name.clone();
-    Trial::test(name, move || {
+    Trial::ignorable_test(name, move || {
+        if let Some(missing) = needs.missing() {
+            return Ok(Completion::ignored_with(missing));
+        }
         let _floor = FLOOR.take(manner.share());
         let before = (manner == Manner::Installs).then(Before::look).transpose().map_err(failed)?;
         let start = Instant::now();
@@ -267,10 +278,9 @@ fn made(
         if let Some(before) = before {
             before.passed();
         }
-        Ok(())
+        Ok(Completion::Completed)
     })
     .with_kind(manner.kind())
-    .with_ignored_flag(missing)
 }
 
 #[cfg(test)]
