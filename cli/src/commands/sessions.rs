@@ -109,8 +109,10 @@ fn missing(page: &Value) -> Vec<String> {
 /// Ends what is listed of a user, and looks again, until the list has nothing more.
 async fn end_all_of(api: &Api, user: &str) -> Outcome<()> {
     let mut ended = BTreeSet::new();
+    let listed = format!("{}&user={}", at(SESSIONS, versions::CLUSTERS), encoded(user));
     for _ in 0..LOOKS {
-        let page = api.get(&at(SESSIONS, versions::CLUSTERS)).await?;
+        let page = api.get(&listed).await?;
+        // A gateway of the previous version lists those of all users.
         let rows = page["value"].as_array().map(Vec::as_slice).unwrap_or_default();
         let of_user = rows.iter().filter(|row| row["user"] == user).filter_map(|row| row["id"].as_str());
         let open: Vec<&str> = of_user.filter(|id| !ended.contains(*id)).collect();

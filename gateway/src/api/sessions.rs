@@ -21,17 +21,19 @@ use super::{Call, empty, json, json_aside};
 use crate::{
     answers::Body,
     api_error::ApiError,
-    hop::ask::{DEADLINE, SESSIONS, Said},
+    hop::ask::{SESSIONS, Said, Silent},
     identity::Principal,
     sessions::{
         EndReason, Session, Sessions,
-        told::{MOST_COUNTED, Row, Told},
+        told::{MOST_COUNTED, Row, Told, Wanted},
     },
     snapshot::Snapshot,
 };
 
 /// Sessions in one answer.
 const ROWS: usize = 5_000;
+/// Another replica answered, with a status that says nothing of the session.
+const NO_OUTCOME: Silent = Silent::Failed("its answer does not say");
 /// What lets somebody see the sessions of others at a cluster.
 const READ: &str = "Microsoft.Kubernetes/connectedClusters/sessions/read";
 /// What lets somebody end them.
@@ -56,11 +58,16 @@ pub async fn serve(call: &Call<'_>, id: Option<&str>) -> Result<Response<Body>, 
 async fn list(call: &Call<'_>) -> Result<Response<Body>, ApiError> {
     let cluster = call.parameter("cluster")?;
     let cluster = cluster.map(fold);
+    let user = call.parameter("user")?.map(str::to_owned);
     let _turn = call.control.lists.take(call.caller.object_id()).await?;
-    let others = elsewhere(call, cluster.as_deref()).await?;
+    let others = elsewhere(call, cluster.as_deref(), user.as_deref()).await?;
     let here = Here { sessions: call.sessions.clone(), replica: call.replica().map(str::to_owned) };
     let viewer = Viewer::of(call)?;
-    json_aside(move || Ok(viewer.list(cluster.as_deref(), here, others))).await
+    json_aside(move || {
+        let wanted = Wanted { cluster: cluster.as_deref(), user: user.as_deref() };
+        Ok(viewer.list(&wanted, here, others))
+    })
+    .await
 }
 
 /// This gateway.
@@ -102,15 +109,15 @@ impl Viewer {
         row.issuer.as_ref() == Some(&self.identity.issuer) && row.subject == self.identity.subject
     }
 
-    /// The sessions that may be seen, at a cluster or at all: those `here`, and what other replicas told.
-    fn list(&self, cluster: Option<&str>, here: Here, others: Vec<Said>) -> Value {
+    /// The sessions that may be seen, of those that are wanted: those `here`, and what other replicas told.
+    fn list(&self, wanted: &Wanted<'_>, here: Here, others: Vec<Said>) -> Value {
         let own = Principal::User(Arc::clone(&self.identity)).key();
         let mut asker = self.snapshot.directory.asker(&self.principals, Plane::Control, Action::new(READ), self.now);
         let mut allowed: HashMap<ClusterKey, bool> = HashMap::new();
         let mut may = |at: &ClusterId| *allowed.entry(at.key()).or_insert_with(|| asker.may(&Scope::cluster(at)));
         let sees = |session: &Session| {
             let at = &session.cluster;
-            cluster.is_none_or(|wanted| at.id.as_str() == wanted) && (session.principal.key() == own || may(&at.id))
+            wanted.has(session) && (session.principal.key() == own || may(&at.id))
         };
         let found = here.sessions.map(|sessions| sessions.matching(MOST_COUNTED, sees)).unwrap_or_default();
         let mut total = found.len();
@@ -122,15 +129,20 @@ impl Viewer {
         let mut incomplete = Vec::new();
         for Said { replica, answer } in others {
             let (there, missing) = match told(answer) {
-                Some(Told { rows, left_out: 0 }) => (rows, None),
-                Some(Told { rows, left_out }) => (rows, Some(format!("it has {left_out} more than it tells at once"))),
-                None => (Vec::new(), Some(format!("it did not answer within {} seconds", DEADLINE.as_secs()))),
+                Ok(Told { rows, left_out: 0 }) => (rows, None),
+                Ok(Told { rows, left_out }) => (rows, Some(format!("it has {left_out} more than it tells at once"))),
+                Err(why) => (Vec::new(), Some(why.to_string())),
             };
             if let Some(reason) = missing {
                 incomplete.push(json!({"replica": replica, "reason": reason}));
             }
             let mut sees = |row: &Row| match row.cluster.parse::<ClusterId>() {
-                Ok(at) => cluster.is_none_or(|wanted| at.as_str() == wanted) && (self.is_own(row) || may(&at)),
+                // A replica of the previous version tells those of all users.
+                Ok(at) => {
+                    wanted.cluster.is_none_or(|cluster| at.as_str() == cluster)
+                        && wanted.user.is_none_or(|user| row.user == user)
+                        && (self.is_own(row) || may(&at))
+                }
                 Err(_) => false,
             };
             let there: Vec<Row> = there.into_iter().filter(&mut sees).collect();
@@ -177,19 +189,23 @@ fn oldest<T, K: Ord>(mut all: Vec<T>, began: impl Fn(&T) -> K) -> Vec<T> {
 }
 
 /// What each other replica says of sessions there.
-async fn elsewhere(call: &Call<'_>, cluster: Option<&str>) -> Result<Vec<Said>, ApiError> {
+async fn elsewhere(call: &Call<'_>, cluster: Option<&str>, user: Option<&str>) -> Result<Vec<Said>, ApiError> {
     let identity = call.identity()?;
     let query = url::form_urlencoded::Serializer::new(String::new())
         .extend_pairs(cluster.map(|cluster| ("cluster", cluster)))
+        .extend_pairs(user.map(|user| ("user", user)))
         .extend_pairs([("issuer", &identity.issuer), ("subject", &identity.subject)])
         .finish();
     Ok(ask_all(call, &Method::GET, &format!("{SESSIONS}?{query}")).await)
 }
 
-/// Reads it; `None`: the replica does not answer.
-fn told(answer: Option<(StatusCode, Bytes)>) -> Option<Told> {
-    let (status, body) = answer?;
-    if status == StatusCode::OK { serde_json::from_slice(&body).ok() } else { None }
+/// Reads it.
+fn told(answer: Result<(StatusCode, Bytes), Silent>) -> Result<Told, Silent> {
+    let read = |body: &Bytes| serde_json::from_slice(body).ok();
+    match answer? {
+        (StatusCode::OK, body) => read(&body).ok_or(Silent::Failed("its list cannot be read")),
+        _ => Err(Silent::Failed("it does not say what is open there")),
+    }
 }
 
 /// What all other replicas say; nothing where there are none.
@@ -212,8 +228,9 @@ async fn end(call: &Call<'_>, id: &str) -> Result<Response<Body>, ApiError> {
             let said = hops.ask(&replica, &Method::DELETE, &format!("{SESSIONS}/{}", row.id)).await;
             match said.answer {
                 // Or it has ended by itself.
-                Some((StatusCode::NO_CONTENT | StatusCode::NOT_FOUND, _)) => {}
-                _ => return Err(unreached(&[replica])),
+                Ok((StatusCode::NO_CONTENT | StatusCode::NOT_FOUND, _)) => {}
+                Ok(_) => return Err(unreached(&[(replica, NO_OUTCOME)])),
+                Err(why) => return Err(unreached(&[(replica, why)])),
             }
         }
     }
@@ -258,12 +275,13 @@ async fn find(call: &Call<'_>, id: &str) -> Result<Found, ApiError> {
     let mut silent = Vec::new();
     for Said { replica, answer } in ask_all(call, &Method::GET, &format!("{SESSIONS}/{asked}")).await {
         match answer {
-            Some((StatusCode::OK, body)) => {
+            Ok((StatusCode::OK, body)) => {
                 let row = serde_json::from_slice(&body).map_err(|_| unknown(id))?;
                 return seen(row, At::Replica(replica));
             }
-            Some((StatusCode::NOT_FOUND, _)) => {}
-            _ => silent.push(replica),
+            Ok((StatusCode::NOT_FOUND, _)) => {}
+            Ok(_) => silent.push((replica, NO_OUTCOME)),
+            Err(why) => silent.push((replica, why)),
         }
     }
     Err(if silent.is_empty() { unknown(id) } else { unreached(&silent) })
@@ -275,11 +293,11 @@ fn unknown(id: &str) -> ApiError {
 }
 
 /// Other replicas did not answer, so that nobody can tell.
-fn unreached(replicas: &[String]) -> ApiError {
+fn unreached(replicas: &[(String, Silent)]) -> ApiError {
+    let each: Vec<String> = replicas.iter().map(|(replica, why)| format!("{replica}: {why}")).collect();
     let message = format!(
-        "Replicas of the gateway did not answer within {} seconds ({}), and the session may be open there; try again.",
-        DEADLINE.as_secs(),
-        replicas.join(", ")
+        "Replicas of the gateway did not answer ({}), and the session may be open there; try again.",
+        each.join(", ")
     );
     ApiError::of(StatusCode::SERVICE_UNAVAILABLE, "ReplicaUnreached", message).with(header::RETRY_AFTER, "2")
 }

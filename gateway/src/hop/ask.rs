@@ -31,12 +31,26 @@ pub const DEADLINE: Duration = Duration::from_secs(5);
 /// The longest answer, in bytes.
 const ANSWER_BYTES: usize = 16 * 1024 * 1024;
 
+/// Why another replica has not answered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Silent {
+    /// No link to it is up, so that it was not even asked.
+    #[error("there is no link to it")]
+    Unlinked,
+    /// It was asked, and the link or the answer failed.
+    #[error("{0}")]
+    Failed(&'static str),
+    /// It was asked, and took too long.
+    #[error("it did not answer within {} seconds", DEADLINE.as_secs())]
+    Late,
+}
+
 /// What another replica said.
 pub struct Said {
     /// Name of the replica.
     pub replica: String,
-    /// Status and body of the answer; `None`: there was none in time.
-    pub answer: Option<(StatusCode, Bytes)>,
+    /// Status and body of the answer, or why there is none.
+    pub answer: Result<(StatusCode, Bytes), Silent>,
 }
 
 impl Hops {
@@ -54,7 +68,7 @@ impl Hops {
         let (sign_in, cluster) = (hex(&sign_in), cluster.hex());
         let target = format!("{SHOWN}?sign_in={sign_in}&cluster={cluster}&until={until}");
         let said = self.ask_all(&Method::POST, &target).await;
-        let heard = |said: &Said| matches!(said.answer, Some((StatusCode::NO_CONTENT, _)));
+        let heard = |said: &Said| matches!(said.answer, Ok((StatusCode::NO_CONTENT, _)));
         said.into_iter().filter(|said| !heard(said)).map(|said| said.replica).collect()
     }
 
@@ -62,20 +76,14 @@ impl Hops {
     pub async fn ask(&self, replica: &str, method: &Method, target: &str) -> Said {
         let link = self.peers.load().get(replica).and_then(|peer| peer.best());
         let asked = async {
-            let link = link.ok_or("there is no link to it")?;
-            question(&link, method, target).await
+            let link = link.ok_or(Silent::Unlinked)?;
+            question(&link, method, target).await.map_err(Silent::Failed)
         };
-        let answer = match tokio::time::timeout_at((Instant::now() + DEADLINE).into(), asked).await {
-            Ok(Ok(answer)) => Some(answer),
-            Ok(Err(why)) => {
-                tracing::warn!(replica, why, "another replica does not answer a question about sessions");
-                None
-            }
-            Err(_) => {
-                tracing::warn!(replica, after = ?DEADLINE, "another replica does not answer a question about sessions");
-                None
-            }
-        };
+        let answer = tokio::time::timeout_at((Instant::now() + DEADLINE).into(), asked).await;
+        let answer = answer.unwrap_or(Err(Silent::Late));
+        if let Err(why) = &answer {
+            tracing::warn!(replica, %why, "another replica does not answer a question about sessions");
+        }
         Said { replica: replica.to_owned(), answer }
     }
 }

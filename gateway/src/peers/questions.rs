@@ -21,7 +21,7 @@ use crate::{
     aside::aside,
     core::Core,
     hop::ask::{ROLE, SESSIONS, SHOWN},
-    sessions::{EndReason, Sessions},
+    sessions::{EndReason, Sessions, told::Wanted},
 };
 
 /// How long an answer may take to be read.
@@ -80,7 +80,9 @@ fn answered(sessions: &Sessions, method: &Method, path: &str, query: &str) -> (S
     match (path, method) {
         (SESSIONS, &Method::GET) => {
             let of = (parameter("issuer").unwrap_or_default(), parameter("subject").unwrap_or_default());
-            let told = sessions.told(parameter("cluster").as_deref(), &of.0, &of.1);
+            let (cluster, user) = (parameter("cluster"), parameter("user"));
+            let wanted = Wanted { cluster: cluster.as_deref(), user: user.as_deref() };
+            let told = sessions.told(&wanted, &of.0, &of.1);
             (StatusCode::OK, json!(told).to_string().into())
         }
         (SHOWN, &Method::POST) => {

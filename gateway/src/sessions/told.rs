@@ -42,11 +42,27 @@ pub struct Told {
     pub left_out: usize,
 }
 
+/// Which sessions are asked for.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Wanted<'a> {
+    /// Those of this cluster alone, by its id in lower case.
+    pub cluster: Option<&'a str>,
+    /// Those of the user of this name alone.
+    pub user: Option<&'a str>,
+}
+
+impl Wanted<'_> {
+    /// Whether a session is one of them.
+    pub fn has(&self, session: &Session) -> bool {
+        self.cluster.is_none_or(|cluster| session.cluster.id.as_str() == cluster)
+            && self.user.is_none_or(|user| session.principal.name() == user)
+    }
+}
+
 impl Sessions {
-    /// The sessions at a cluster, or at all: those of one user first.
-    pub fn told(&self, cluster: Option<&str>, issuer: &str, subject: &str) -> Told {
-        let wanted = |session: &Session| cluster.is_none_or(|wanted| session.cluster.id.as_str() == wanted);
-        let all = self.matching(MOST_COUNTED, wanted);
+    /// The sessions that are wanted: those of who asks first.
+    pub fn told(&self, wanted: &Wanted<'_>, issuer: &str, subject: &str) -> Told {
+        let all = self.matching(MOST_COUNTED, |session| wanted.has(session));
         let own = |session: &Session| match &session.principal {
             Principal::User(identity) => identity.issuer == issuer && identity.subject == subject,
             Principal::ServiceAccount(_) => false,

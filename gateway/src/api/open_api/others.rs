@@ -280,6 +280,7 @@ fn sessions() -> Items {
         },
     });
     let of = json!({"name": "cluster", "in": "query", "schema": {"type": "string"}, "description": "only sessions of this cluster, by its id"});
+    let by = json!({"name": "user", "in": "query", "schema": {"type": "string"}, "description": "only sessions of this user, by the name that the list shows"});
     let mut list = list_of(session.clone());
     list["properties"]["total"] = json!({"type": "integer"});
     list["properties"]["incomplete"] = json!({
@@ -293,7 +294,7 @@ fn sessions() -> Items {
     });
     let (at, mut item) = one(&format!("{SESSIONS}/{{sessionId}}"), "get-session", session);
     item["delete"] = json!({"operationId": "end-session", "responses": responses(&[("204", json!({}))], true)});
-    vec![with_query(SESSIONS, "list-sessions", list, &[of]), (at, item)]
+    vec![with_query(SESSIONS, "list-sessions", list, &[of, by]), (at, item)]
 }
 
 /// The few questions of Microsoft Graph.

@@ -5,7 +5,7 @@ use types::ids::ClusterId;
 use super::*;
 use crate::{
     permit::{Permit, authorize},
-    sessions::{EndReason, SessionHandle, Sessions, What},
+    sessions::{EndReason, SessionHandle, Sessions, What, told::Wanted},
 };
 
 const PATH: &str = "/providers/Microsoft.Kubernetes/sessions";
@@ -91,6 +91,21 @@ async fn a_session_is_seen_and_ended_by_its_owner_or_with_a_right_and_is_nothing
     assert_eq!(open.seen("bob", "").await, ["GET /of/bob"]);
     assert_eq!(open.seen("owner", "").await, ["GET /of/ann", "GET /of/bob"]);
     assert_eq!(open.seen("owner", &format!("?cluster={}", scope("C"))).await, ["GET /of/ann"]);
+    let (_, all) = open.call("owner", "GET", PATH).await;
+    let name =
+        all["value"].as_array().unwrap().iter().find(|row| row["what"] == "GET /of/bob").unwrap()["user"].as_str();
+    let name = name.unwrap();
+    assert_eq!(open.seen("owner", &format!("?user={name}")).await, ["GET /of/bob"]);
+    assert!(
+        open.seen("owner", "?user=nobody").await.is_empty()
+            && open.seen("ann", &format!("?user={name}")).await.is_empty()
+    );
+    let told = open.sessions.told(&Wanted { user: Some(name), ..Wanted::default() }, "", "");
+    assert_eq!(
+        (told.rows.len(), told.rows[0].user.as_str(), told.left_out),
+        (1, name, 0),
+        "as another replica is told"
+    );
     assert_eq!(open.seen("eve", "").await, ["GET /of/ann"], "who may read the one cluster");
     assert!(open.seen("mallory", "").await.is_empty());
     // What one may not see is not there; what one may only see is not ended.
