@@ -374,6 +374,14 @@ fn printed(done: anyhow::Result<serde_json::Value>) -> ExitCode {
 }
 
 fn checked(config: &Config, file: &std::path::Path) -> ExitCode {
+    let mut config = config.clone();
+    if let Some(replicas) = config.replicas.as_mut().filter(|replicas| replicas.address.is_none()) {
+        // Several gateways may share one file: what is each one's own comes with its start.
+        replicas.address = Some(replicas.listen.to_string());
+        let note = "[replicas] has no address, and listen has no specific one: a start needs --replica-address, the host and port that the other replicas dial";
+        let _ = writeln!(std::io::stderr(), "towline-gateway: note: {note}");
+    }
+    let config = &config;
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => return fail(1, &error),
