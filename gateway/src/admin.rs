@@ -94,8 +94,17 @@ async fn ready(State(admin): Shared) -> Response {
             let why = "starting: this replica takes its lease and reads the store\n";
             (StatusCode::SERVICE_UNAVAILABLE, why).into_response()
         }
+        Phase::Ready if admin.core.replicas.as_ref().is_some_and(|replicas| replicas.is_superseded()) => {
+            let why = "superseded: another process has this replica's name; give each a name of its own\n";
+            (StatusCode::SERVICE_UNAVAILABLE, why).into_response()
+        }
         Phase::Ready if !admin.core.admits() => {
             let why = "fenced: this replica has no lease in the store; its log says why\n";
+            (StatusCode::SERVICE_UNAVAILABLE, why).into_response()
+        }
+        // Whoever is told that it is ready may connect at once.
+        Phase::Ready if admin.core.replicas.as_ref().is_some_and(|replicas| !replicas.is_listening()) => {
+            let why = "starting: this replica is about to listen\n";
             (StatusCode::SERVICE_UNAVAILABLE, why).into_response()
         }
         Phase::Ready => "ready\n".into_response(),

@@ -23,13 +23,14 @@ use std::{
 
 use bytes::Bytes;
 use certs::{Peer, PeerIdentity, tls};
-use daemon::chain;
+use daemon::{Phase, chain};
+use futures_util::FutureExt as _;
 use http::{Request, Response};
 use hyper::{body::Incoming, service::service_fn, upgrade::Upgraded};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use rustls::pki_types::CertificateDer;
 use socket2::{SockRef, TcpKeepalive};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio_rustls::server::TlsStream;
 use tunnel::transport::cork::cork;
 use types::limits;
@@ -46,6 +47,7 @@ use crate::{
     metrics::labels::Cause,
     named::Named,
     places::Admission,
+    replicas::Replicas,
     request::{
         Connection,
         address::{LongTarget, ServerName},
@@ -67,27 +69,93 @@ const H2_PING: Duration = Duration::from_secs(30);
 /// A user who is gone without a word, such as one behind a NAT that forgot the connection, is noticed within 2 minutes.
 const KEEPALIVE: TcpKeepalive =
     TcpKeepalive::new().with_time(Duration::from_secs(60)).with_interval(Duration::from_secs(15)).with_retries(4);
+/// Connections that the system takes before they are accepted.
+const BACKLOG: u32 = 1024;
+/// A pause after a failed bind.
+const BIND_AGAIN: Duration = Duration::from_millis(250);
 /// How long an idle connection may take to answer that it is to end.
 const GOODBYE: Duration = Duration::from_secs(2);
 
-/// Accepts connections until the gateway drains.
+/// Accepts connections until the gateway drains. A replica accepts them only while it admits requests: a balancer gives
+/// connections to who has the fewest, and one that answers 503 to all would get them all.
 pub async fn accept(core: Arc<Core>, listener: TcpListener) {
-    while let Some((socket, peer)) = accept::next(core.shutdown.draining(), &listener, "users and agents").await {
-        let peer = canonical(peer);
-        let Some(admission) = core.admissions.connection(peer.ip(), &core.limits()) else {
-            core.refusals.record(peer, Cause::Connections, "too many connections");
-            continue;
+    let (replicas, address) = match (core.replicas.clone(), listener.local_addr()) {
+        (Some(replicas), Ok(address)) => (replicas, address),
+        _ => return accept_until(&core, &listener, core.shutdown.draining()).await,
+    };
+    let mut listener = Some(listener).filter(|_| replicas.look_at_admission());
+    loop {
+        let open = match listener.take() {
+            Some(open) => open,
+            None => tokio::select! {
+                biased;
+                () = core.shutdown.draining() => return,
+                open = listening_again(&replicas, address) => open,
+            },
         };
-        core.tasks.spawn("connection", {
-            let core = Arc::clone(&core);
-            async move {
-                if let Err(error) = connection(&core, socket, peer, admission).await {
-                    ended(&core, peer, &error);
-                }
+        replicas.listens(true);
+        let end = async {
+            tokio::select! {
+                biased;
+                () = core.shutdown.draining() => {}
+                () = replicas.admission(false) => {}
             }
-        });
+        };
+        accept_until(&core, &open, end).await;
+        replicas.listens(false);
+        if core.shutdown.phase() != Phase::Ready {
+            return;
+        }
+        // Whom the system has connected already is not cut off without a word.
+        while let Some(Ok((socket, peer))) = open.accept().now_or_never() {
+            admit(&core, socket, peer);
+        }
+    }
+}
+
+/// Refuses connections until requests are admitted again, and listens then.
+async fn listening_again(replicas: &Replicas, address: SocketAddr) -> TcpListener {
+    loop {
+        let bound = async {
+            let socket = if address.is_ipv6() { TcpSocket::new_v6()? } else { TcpSocket::new_v4()? };
+            socket.set_reuseaddr(true)?;
+            // Nobody else gets the port meanwhile. What is bound and does not listen refuses connections.
+            socket.bind(address)?;
+            replicas.admission(true).await;
+            socket.listen(BACKLOG)
+        };
+        match bound.await {
+            Ok(listener) => return listener,
+            Err(error) => {
+                tracing::error!(%address, %error, "users and agents cannot be listened for; it is tried again");
+                tokio::time::sleep(BIND_AGAIN).await;
+            }
+        }
+    }
+}
+
+/// Accepts connections until `end` completes.
+async fn accept_until(core: &Arc<Core>, listener: &TcpListener, end: impl Future<Output = ()>) {
+    let mut end = std::pin::pin!(end);
+    while let Some((socket, peer)) = accept::next(end.as_mut(), listener, "users and agents").await {
+        admit(core, socket, peer);
         core.pace.turn().await;
     }
+}
+
+/// Serves a connection in a task of its own, where there is room for it.
+fn admit(core: &Arc<Core>, socket: TcpStream, peer: SocketAddr) {
+    let peer = canonical(peer);
+    let Some(admission) = core.admissions.connection(peer.ip(), &core.limits()) else {
+        core.refusals.record(peer, Cause::Connections, "too many connections");
+        return;
+    };
+    let served = Arc::clone(core);
+    core.tasks.spawn("connection", async move {
+        if let Err(error) = connection(&served, socket, peer, admission).await {
+            ended(&served, peer, &error);
+        }
+    });
 }
 
 /// An IPv4 address that arrived on an IPv6 socket, as IPv4.
@@ -153,6 +221,16 @@ async fn ending(core: &Core, connection: &Connection) {
     tokio::select! {
         () = core.shutdown.draining() => {}
         () = untrusted(core, connection) => {}
+        () = fenced(core) => {}
+    }
+}
+
+/// Completes when this gateway is a replica that admits nothing any more. Boxed, so that the connections of a gateway
+/// that is none stay small.
+async fn fenced(core: &Core) {
+    match &core.replicas {
+        Some(replicas) => Box::pin(replicas.admission(false)).await,
+        None => std::future::pending().await,
     }
 }
 

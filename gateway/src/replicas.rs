@@ -115,6 +115,10 @@ pub struct Replicas {
     fenced_at: AtomicU64,
     /// A later start has this name now.
     superseded: AtomicBool,
+    /// What [`Replicas::admits`] said last, for those who wait for a change.
+    admitting: watch::Sender<bool>,
+    /// Whether users' and agents' connections are accepted.
+    listening: watch::Sender<bool>,
     /// All whose rows are there, alive or not.
     known: ArcSwap<Vec<Arc<Replica>>>,
     alive: watch::Sender<Arc<[Arc<Replica>]>>,
@@ -138,6 +142,8 @@ impl Replicas {
             uptime: uptime.unwrap_or_else(|| Arc::new(boot_time)),
             fenced_at: AtomicU64::new(0),
             superseded: AtomicBool::new(false),
+            admitting: watch::Sender::new(false),
+            listening: watch::Sender::new(false),
             known: ArcSwap::default(),
             alive: watch::Sender::new(Arc::from([])),
             holders: Holders::default(),
@@ -252,6 +258,41 @@ impl Replicas {
             && milliseconds((self.uptime)()) < self.fenced_at.load(Ordering::Acquire)
     }
 
+    /// Looks whether [`Self::admits`] says something new, because time has passed, and tells those who wait for that.
+    pub fn look_at_admission(&self) -> bool {
+        let admits = self.admits();
+        self.admitting.send_if_modified(|before| std::mem::replace(before, admits) != admits);
+        admits
+    }
+
+    /// Completes when [`Self::admits`] is found to say `wanted`. What time changes is found within a second.
+    pub async fn admission(&self, wanted: bool) {
+        // The sender is here.
+        let _ = self.admitting.subscribe().wait_for(|admits| *admits == wanted).await;
+    }
+
+    /// Whether connections of users and agents are accepted: not while nothing is admitted.
+    pub fn is_listening(&self) -> bool {
+        *self.listening.borrow()
+    }
+
+    /// Completes when they are.
+    pub async fn listening(&self) {
+        // The sender is here.
+        let _ = self.listening.subscribe().wait_for(|listening| *listening).await;
+    }
+
+    /// Connections are accepted from now on, or no more.
+    pub fn listens(&self, listening: bool) {
+        self.listening.send_replace(listening);
+    }
+
+    /// This process has taken a lease, also one that was superseded before: no later start has the name now.
+    pub fn begun(&self, generation: i64) {
+        self.joined(generation);
+        self.superseded.store(false, Ordering::Release);
+    }
+
     /// The row of this replica's name is of this process: its generation.
     pub fn joined(&self, generation: i64) {
         self.generation.store(generation, Ordering::Release);
@@ -268,11 +309,15 @@ impl Replicas {
         self.joined(generation);
         let until = asked.saturating_add(LEASE).saturating_add(self.settings.stale_for);
         self.fenced_at.fetch_max(milliseconds(until), Ordering::AcqRel);
+        self.look_at_admission();
     }
 
-    /// A later start has this replica's name: nothing is admitted here any more.
+    /// A later start has this replica's name: nothing is admitted here until this process has a lease again, and what
+    /// the last one allowed is over.
     pub fn superseded(&self) {
         self.superseded.store(true, Ordering::Release);
+        self.fenced_at.fetch_min(milliseconds((self.uptime)()), Ordering::AcqRel);
+        self.look_at_admission();
     }
 
     /// Whether this process has admitted anything yet.
@@ -529,6 +574,11 @@ mod tests {
             replicas.superseded();
             replicas.renewed(1, replicas.uptime());
             assert!(!replicas.admits(), "a later start has its name");
+            replicas.superseded();
+            replicas.begun(3);
+            assert!(!replicas.admits(), "before it knows what was written meanwhile");
+            replicas.renewed(3, replicas.uptime());
+            assert!(replicas.admits() && !replicas.is_superseded(), "once it has a lease again");
         }
     }
 }

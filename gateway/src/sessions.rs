@@ -57,6 +57,8 @@ pub enum EndReason {
     Shutdown,
     /// This replica cannot reach the store any more, and does not know whether the right still holds.
     Fenced,
+    /// Another process has taken this replica's name.
+    Superseded,
 }
 
 impl EndReason {
@@ -69,6 +71,7 @@ impl EndReason {
             Self::Operator => "an operator ended the session",
             Self::Shutdown => "the gateway shuts down",
             Self::Fenced => "this gateway has lost its database, and cannot tell who may reach this cluster; try again",
+            Self::Superseded => "another gateway has started with the name of this one; try again",
         }
     }
 }

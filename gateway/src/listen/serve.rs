@@ -121,7 +121,12 @@ fn route(
     mut http: Box<http::Request<Incoming>>,
 ) -> Result<Routed, Refusal> {
     if !core.admits() {
-        let kind = if core.is_starting() { Kind::Starting } else { Kind::Fenced };
+        let superseded = core.replicas.as_ref().is_some_and(|replicas| replicas.is_superseded());
+        let kind = match core.is_starting() {
+            true => Kind::Starting,
+            false if superseded => Kind::Superseded,
+            false => Kind::Fenced,
+        };
         return Err(Refusal::new(Stage::Accept, kind));
     }
     Ok(match request::address(core, connection.server_name, &mut http)? {

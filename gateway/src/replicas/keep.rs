@@ -127,6 +127,7 @@ impl Keeper {
         let Ok(mut line) = Line::new(&self.url) else { return };
         line.statements = Arc::clone(&self.statements);
         let (mut known, mut failing, mut swept) = (self.known.clone(), false, Instant::now());
+        let mut superseded = false;
         loop {
             let next = Instant::now() + RENEW_EVERY;
             let asked = self.replicas.uptime();
@@ -135,13 +136,16 @@ impl Keeper {
                     if std::mem::take(&mut failing) {
                         tracing::info!("this replica's lease is renewed again");
                     }
+                    superseded = self.replicas.is_superseded();
                 }
+                // It is looked at again each time: once that process has ended, this one has the name again.
                 Ok(false) => {
-                    tracing::error!(
-                        replica = self.replicas.name(),
-                        "another process has started with this replica's name: this process admits no more requests. Give each replica a name of its own"
-                    );
-                    return;
+                    if !std::mem::replace(&mut superseded, true) {
+                        tracing::error!(
+                            replica = self.replicas.name(),
+                            "another process has started with this replica's name: this process admits no more requests until that one has ended. Give each replica a name of its own"
+                        );
+                    }
                 }
                 Err(error) => {
                     if !std::mem::replace(&mut failing, true) {
@@ -185,7 +189,7 @@ impl Keeper {
     /// Tells the others what is applied, where there are any who may wait for it.
     async fn tell(&self, line: &mut Line, applied: i64) {
         let own = self.start();
-        if own.generation == 0 || self.replicas.others().is_empty() {
+        if own.generation == 0 || self.replicas.is_superseded() || self.replicas.others().is_empty() {
             return;
         }
         if let Err(error) = line.tell(own, 0, applied).await {
@@ -193,13 +197,13 @@ impl Keeper {
         }
     }
 
-    /// Takes or renews the lease and reads all rows. Whether no later start has this replica's name.
+    /// Takes or renews the lease and reads all rows. Whether no later start that is alive has this replica's name.
     async fn renew(&self, line: &mut Line, calls: &Calls, asked: Duration) -> Result<bool, StoreError> {
         let replicas = &self.replicas;
         if replicas.generation() == 0 {
             let address = replicas.settings().address.clone().unwrap_or_default();
             let generation = line.join(replicas.name(), &address, env!("CARGO_PKG_VERSION")).await?;
-            replicas.joined(generation);
+            replicas.begun(generation);
             // Everything is told anew, for the start before took its rows along.
             self.tunnels.share();
             tracing::info!(replica = replicas.name(), generation, address, "this replica has a lease");
@@ -211,10 +215,16 @@ impl Keeper {
             return self.begin_anew(line, renewal.revision).await;
         }
         if !renewal.renewed {
-            let later = renewal.rows.iter().any(|row| row.name == own.name && row.generation > own.generation);
-            if later {
+            let later = renewal.rows.iter().find(|row| row.name == own.name && row.generation > own.generation);
+            if let Some(later) = later {
                 replicas.superseded();
-                return Ok(false);
+                if later.alive {
+                    return Ok(false);
+                }
+                tracing::warn!(
+                    replica = own.name,
+                    "the process that had this replica's name has ended: this one takes it again"
+                );
             }
             // Its row was deleted: for too long it was not renewed, or the database is an older one.
             replicas.joined(0);
@@ -445,11 +455,14 @@ impl Keeper {
     async fn fence(&self) {
         let mut admitted = false;
         loop {
-            let admits = self.replicas.admits();
+            let admits = self.replicas.look_at_admission();
             if admits != admitted {
                 admitted = admits;
                 if admits {
                     tracing::info!("this replica admits requests");
+                } else if self.replicas.is_superseded() {
+                    tracing::error!(sessions = self.sessions.count(), "this replica's sessions are ended");
+                    self.sessions.end_all(EndReason::Superseded);
                 } else {
                     tracing::error!(
                         sessions = self.sessions.count(),
@@ -458,7 +471,9 @@ impl Keeper {
                     self.sessions.end_all(EndReason::Fenced);
                 }
             }
-            tokio::time::sleep(self.replicas.left().clamp(Duration::from_millis(100), FENCE_LOOK)).await;
+            let look = self.replicas.left().clamp(Duration::from_millis(100), FENCE_LOOK);
+            // Or when another start takes the name.
+            let _ = tokio::time::timeout(look, self.replicas.admission(!admits)).await;
         }
     }
 

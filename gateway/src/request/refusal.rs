@@ -86,6 +86,8 @@ pub enum Kind {
     Starting,
     /// This replica of the gateway cannot renew its lease in the store, and admits nothing until it can.
     Fenced,
+    /// Another process has started with this replica's name, and this one admits nothing.
+    Superseded,
 }
 
 impl Refusal {
@@ -221,6 +223,10 @@ impl Refusal {
             ).after_a_second(),
             Kind::Fenced => {
                 Answer::new(StatusCode::SERVICE_UNAVAILABLE, "ServiceUnavailable", EndReason::Fenced.text())
+                    .after_a_second()
+            }
+            Kind::Superseded => {
+                Answer::new(StatusCode::SERVICE_UNAVAILABLE, "ServiceUnavailable", EndReason::Superseded.text())
                     .after_a_second()
             }
             Kind::Ended(reason) => Answer::new(StatusCode::FORBIDDEN, "Forbidden", reason.text()),

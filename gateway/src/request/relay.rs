@@ -248,8 +248,9 @@ fn carry_out(
 /// only what is `repeatable` is answered so that clients repeat it by themselves.
 fn ended(reason: EndReason, repeatable: bool) -> Refusal {
     let kind = match (reason, repeatable) {
-        (EndReason::Fenced | EndReason::Shutdown, false) => Kind::BrokenOff,
+        (EndReason::Fenced | EndReason::Superseded | EndReason::Shutdown, false) => Kind::BrokenOff,
         (EndReason::Fenced, true) => Kind::Fenced,
+        (EndReason::Superseded, true) => Kind::Superseded,
         (EndReason::Shutdown, true) => Kind::Draining,
         (reason, _) => Kind::Ended(reason),
     };

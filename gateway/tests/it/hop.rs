@@ -102,6 +102,7 @@ impl Site {
         for world in &site.replicas {
             let own = knows(world);
             own.renewed(1, own.uptime());
+            own.listening().await;
         }
         site.alive(names);
         site

@@ -46,6 +46,7 @@ pub fn tests() -> Vec<(&'static str, crate::Test)> {
         t7_each_replica_knows_the_tunnels_of_the_others,
         t12_an_idle_replica_sends_one_statement_for_each_renewal,
         t12_the_earlier_of_two_with_one_name_is_fenced_at_once,
+        t12_a_superseded_replica_has_its_name_again_once_the_other_has_ended,
         t12_a_write_names_the_replicas_that_have_not_confirmed_it,
         t12_a_database_without_the_last_writes_is_read_anew,
         t12_tunnels_that_the_database_lost_are_written_again,
@@ -315,6 +316,17 @@ async fn t12_the_earlier_of_two_with_one_name_is_fenced_at_once(place: Place) {
     second.stop().await;
 }
 
+async fn t12_a_superseded_replica_has_its_name_again_once_the_other_has_ended(place: Place) {
+    let first = Played::start(&place, "a").await;
+    let second = Played::start(&place, "a").await;
+    until("the first is fenced", || first.replicas().is_superseded() && !first.replicas().admits()).await;
+    let taken = second.replicas().generation();
+    second.stop().await;
+    until("the first admits again", || first.replicas().admits()).await;
+    assert!(!first.replicas().is_superseded() && first.replicas().generation() > taken);
+    first.stop().await;
+}
+
 /// Carries connections to the server's socket until they are cut.
 struct Cable {
     folder: tempfile::TempDir,
@@ -392,7 +404,7 @@ impl Whole {
         let gateway = Gateway::build(Config::load(&file).unwrap(), extras).await.unwrap();
         let handle = gateway.handle();
         let this = Self { gateway: handle, running: tokio::spawn(gateway.run()) };
-        until("it admits", || this.replicas().admits()).await;
+        until("it admits", || this.replicas().admits() && this.replicas().is_listening()).await;
         this
     }
 
@@ -522,9 +534,16 @@ async fn t12_a_replica_without_its_database_is_fenced_until_it_is_back(place: Pl
     assert!(a.gateway.core().admits() && ready().await == "200");
     now.fetch_add(1, Ordering::SeqCst);
     assert!(!a.gateway.core().admits() && ready().await == "503");
+    let public = a.gateway.addresses().public;
+    let begun = Instant::now();
+    while tokio::net::TcpStream::connect(public).await.is_ok() {
+        assert!(begun.elapsed() < LONG, "connections are refused, so that a balancer takes another replica");
+        tokio::task::yield_now().await;
+    }
     cable.mend();
-    until("it has its lease again", || a.gateway.core().admits()).await;
+    until("it has its lease again", || a.gateway.core().admits() && a.replicas().is_listening()).await;
     assert_eq!(ready().await, "200");
+    tokio::net::TcpStream::connect(public).await.unwrap();
     a.stop().await;
 }
 
