@@ -3,7 +3,7 @@
 use std::{
     collections::HashMap,
     fs,
-    net::TcpListener,
+    net::{TcpListener, TcpStream},
     path::{Path, PathBuf},
     process::{Command, Stdio},
     time::Duration,
@@ -181,9 +181,14 @@ fn postgresql() -> anyhow::Result<()> {
 fn nginx_of_replicas(dir: &Path, front: &str, gateways: &[String; 3]) -> anyhow::Result<PathBuf> {
     let mut text = fs::read_to_string(root().join("docker/replicas.nginx.conf"))?;
     for (name, address) in ["gateway-a:8443", "gateway-b:8443", "gateway-c:8443"].into_iter().zip(gateways) {
-        ensure!(text.contains(name), "{name} is not in {text}");
-        text = text.replace(name, address);
+        let looked_up = format!("{name} resolve");
+        ensure!(text.contains(&looked_up), "{looked_up} is not in {text}");
+        text = text.replace(&looked_up, address);
     }
+    // Debian's nginx is older than the look-up of names at run time (1.27.3), and here are addresses.
+    let resolver = "resolver 127.0.0.11 valid=5s;";
+    ensure!(text.contains(resolver) && text.contains("worker_processes auto"), "{text}");
+    let text = text.replace(resolver, "").replace("worker_processes auto", "worker_processes 2");
     ensure!(text.matches("listen 443").count() == 2, "{text}");
     let text = text.replace("listen 443", &format!("listen {front}"));
     let file = dir.join("nginx.conf");
@@ -217,15 +222,23 @@ fn replicas() -> anyhow::Result<()> {
         walk.more.insert(name, free()?);
     }
     // Three machines are three configurations in one folder, each with addresses of its own.
+    let own_address = guide.section("Several gateways")?.commands()?.concat();
+    let own_address = own_address.iter().find(|line| line.starts_with("sed ")).context("no address of its own")?;
+    let own_address = own_address
+        .replace("192.0.2.7:8444", "'${!peers}'")
+        .replace("/var/lib/towline/gateway.toml", "\"$dir/gateway/$1.toml\"");
     let start = r#"start() {
         public=public_$1 peers=peers_$1
         sed "s/^public = .*/public = \"${!public}\"/" "$dir/gateway/gateway.toml" >"$dir/gateway/$1.toml"
+        OWN_ADDRESS
         echo "listen = \"${!peers}\"" >>"$dir/gateway/$1.toml"
+        grep -qx "address = \"${!peers}\"" "$dir/gateway/$1.toml"
         towline-gateway --config "$dir/gateway/$1.toml" --log-json --replica-name "$1" 2>>"$dir/gateway.log" &
         eval "pid_$1=$!"
     }
     nginx -p "$dir" -c "$dir/nginx.conf" -e stderr 2>"$dir/nginx.log" &
-    nginx=$!"#;
+    nginx=$!"#
+        .replace("OWN_ADDRESS", &own_address);
     // One is killed: what it had is written at others, and read there.
     let killed = r#"kill -9 "$pid_a"
     until towline group create -n later -l here; do sleep 0.2; done
@@ -233,7 +246,7 @@ fn replicas() -> anyhow::Result<()> {
     kill "$pid_b" "$pid_c"
     wait "$pid_b" && wait "$pid_c"
     kill "$nginx""#;
-    let script = [&guide.beginning()?, &blocks[0], start, &blocks[1], killed].map(str::to_owned).join("\n");
+    let script = [&guide.beginning()?, &blocks[0], &start, &blocks[1], killed].map(str::to_owned).join("\n");
     walk.run("operating-replicas", &script)?;
     let moved: Value = serde_json::from_str(&fs::read_to_string(walk.dir().join("moved.json"))?)?;
     ensure!(moved["rows"]["resources"].as_i64().is_some_and(|rows| rows > 0), "{moved}");
@@ -265,6 +278,39 @@ fn compose_of_replicas() -> anyhow::Result<()> {
     let mut command = Command::new("nginx");
     command.arg("-t").arg("-p").arg(&dir).arg("-c").arg(&file).args(["-e", "stderr"]);
     run(&mut command, Duration::from_secs(30))?.ok()?;
+    folder_of_compose()
+}
+
+/// The folder that the guide makes for the compose file is one that three replicas start with.
+fn folder_of_compose() -> anyhow::Result<()> {
+    let blocks = Guide::read()?.section("Several gateways")?.blocks("sh compose")?;
+    let server = Postgres::start(&scratch("operating-compose-replicas").join("server.log"))?;
+    let mut walk = Walk::new()?;
+    walk.run("operating-compose-folder", &format!("cd \"$dir\"\n{}", blocks.join("\n")))?;
+    let folder = walk.dir().join("towline");
+    let password = fs::read_to_string(folder.join("postgres.password"))?.trim().to_owned();
+    note_secret(&password)?;
+    server.administer("createuser towline\ncreatedb --owner towline towline")?;
+    server.administer(&format!("psql -qc \"ALTER ROLE towline PASSWORD '{password}'\" postgres"))?;
+    let url = fs::read_to_string(folder.join("postgres.url"))?;
+    ensure!(url.trim() == format!("postgres://towline:{password}@database/towline?sslmode=disable"), "{url}");
+    let config = fs::read_to_string(folder.join("gateway.toml"))?;
+    let public = "public = \"0.0.0.0:8443\"";
+    ensure!(config.contains(public) && config.contains("admin = \"0.0.0.0:9090\""), "{config}");
+    walk.more.insert("database", server.url("towline", &password, "towline"));
+    // Three containers are three addresses of this machine.
+    let mut script = "echo \"$database\" >\"$dir/towline/postgres.url\"\n\
+        towline-gateway check-config --config \"$dir/towline/gateway.toml\"\n"
+        .to_owned();
+    for name in ["gateway-a", "gateway-b", "gateway-c"] {
+        let (own, admin, peers) = (free()?, free()?, free()?);
+        let config = config.replace("0.0.0.0:8443", &own).replace("0.0.0.0:9090", &admin);
+        fs::write(folder.join(format!("{name}.toml")), format!("{config}listen = \"{peers}\"\n"))?;
+        let command = format!("towline-gateway --config \"$dir/towline/{name}.toml\" --log-json --replica-name {name}");
+        script += &format!("{command} --replica-address {peers} 2>>\"$dir/gateway.log\" &\n");
+        script += &format!("until curl -sf http://{admin}/readyz; do sleep 0.2; done\n");
+    }
+    walk.run("operating-compose-folder", &(script + "kill $(jobs -p) && wait"))?;
     Ok(())
 }
 
@@ -298,8 +344,10 @@ fn haproxy() -> anyhow::Result<()> {
     let (dir, front) = (scratch("operating-haproxy-front"), free()?);
     let mut text = fs::read_to_string(root().join("docker/replicas.haproxy.cfg"))?;
     for (number, name) in ["gateway-a:8443", "gateway-b:8443", "gateway-c:8443"].into_iter().enumerate() {
-        ensure!(text.contains(name), "{name} is not in {text}");
-        text = text.replace(name, replicas.address(number));
+        let (written, admin) = (format!("{name} port 9090"), replicas.admin(number));
+        ensure!(text.contains(&written), "{written} is not in {text}");
+        let port = admin.rsplit(':').next().context("no port")?;
+        text = text.replace(&written, &format!("{} port {port}", replicas.address(number)));
     }
     ensure!(text.matches("bind :443").count() == 1, "{text}");
     let file = dir.join("haproxy.cfg");
@@ -323,6 +371,37 @@ fn haproxy() -> anyhow::Result<()> {
         }
         replicas.start_again(number)?;
     }
+    without_one_that_admits_nothing(&replicas, &front).with_context(|| proxy.tail())
+}
+
+/// A replica whose name another process has taken runs on, and takes no connection.
+fn without_one_that_admits_nothing(replicas: &Replicas, front: &str) -> anyhow::Result<()> {
+    let (number, address) = (1, replicas.address(1));
+    // As another process does that has this name and is alive.
+    let taken = || {
+        replicas.postgres.administer(&format!(
+            "psql -qc \"UPDATE replicas SET generation = greatest(generation, 1000000), \
+             renewed_ms = (extract(epoch FROM clock_timestamp()) * 1000)::bigint WHERE name = '{}'\" towline",
+            replicas.name(number)
+        ))
+    };
+    eventually("it is superseded", Duration::from_secs(30), || {
+        taken()?;
+        Ok(replicas.admin_get(number, "/readyz")?.contains("superseded"))
+    })?;
+    eventually("it refuses connections", Duration::from_secs(30), || {
+        taken()?;
+        Ok(TcpStream::connect(address).is_err())
+    })?;
+    eventually("users get to the others each time", Duration::from_secs(30), || {
+        taken()?;
+        let ask = || replicas.ask(front, "GET", "/.towline/issuer/keys", "", "");
+        Ok((0..20).all(|_| ask().is_ok_and(|answer| answer.status == 200)))
+    })?;
+    eventually("it has its name again, and takes connections", Duration::from_secs(60), || {
+        let ready = replicas.admin_get(number, "/readyz")?.trim() == "ready";
+        Ok(ready && TcpStream::connect(address).is_ok())
+    })?;
     Ok(())
 }
 
@@ -338,7 +417,9 @@ fn balancer() -> anyhow::Result<()> {
     let text = text.replace("192.0.2.7:8443", &stack.authority()).replace("listen 443", &format!("listen {front}"));
     let file = dir.join("nginx.conf");
     let module = "/usr/lib/nginx/modules/ngx_stream_module.so";
-    let begin = format!("load_module {module};\ndaemon off;\npid nginx.pid;\nerror_log stderr;\nevents {{}}\n");
+    let begin = format!(
+        "load_module {module};\ndaemon off;\npid nginx.pid;\nerror_log stderr;\nworker_processes 2;\nevents {{}}\n"
+    );
     fs::write(&file, begin + &text + "\n")?;
     let mut command = Command::new("nginx");
     command.arg("-p").arg(&dir).arg("-c").arg(&file).args(["-e", "stderr"]).stdout(Stdio::null());

@@ -155,6 +155,11 @@ impl Replicas {
         &self.replicas[number].listen
     }
 
+    /// The admin listener of one.
+    pub fn admin(&self, number: usize) -> &str {
+        &self.replicas[number].admin
+    }
+
     /// The authority of their certificates.
     pub fn ca(&self) -> PathBuf {
         self.private.path().join("first/ca/ca.crt")
