@@ -472,7 +472,7 @@ fn milliseconds(duration: Duration) -> u64 {
 }
 
 /// Time since the machine started, suspension included: a lease ends while a virtual machine is frozen, too.
-fn boot_time() -> Duration {
+pub fn boot_time() -> Duration {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
     Duration::new(u64::try_from(now.tv_sec).unwrap_or_default(), u32::try_from(now.tv_nsec).unwrap_or_default())
 }

@@ -6,10 +6,11 @@
 use std::{future::Future, time::Duration};
 
 use daemon::Shutdown;
-use tokio::time::{Instant, sleep, timeout_at};
+use tokio::time::{sleep, timeout};
 
 use crate::{
     random,
+    replicas::boot_time,
     store::{Backend, Store},
 };
 
@@ -19,6 +20,9 @@ pub const HELD: Duration = Duration::from_secs(15);
 pub const AGAIN: Duration = Duration::from_secs(4);
 /// The work stops this long before the name ends, so that the clocks of two machines may run at different speeds.
 const MARGIN: Duration = Duration::from_secs(2);
+/// How often it is looked at whether the name's time is over. Timers stand still while a virtual machine is suspended, and
+/// the name ends all the same: the work goes on for this long afterwards at most.
+const LOOK: Duration = Duration::from_millis(500);
 
 /// Does some work while this process holds its name, until the work ends or the gateway drains. Where the name is lost the
 /// work is dropped, and begun anew once it is held again. With SQLite the work is done at once.
@@ -46,10 +50,10 @@ pub async fn alone<F: Future<Output = ()>>(store: &Store, name: &str, shutdown: 
     }
 }
 
-/// Waits until the name is held; until when the work may go on.
-async fn take(store: &Store, name: &str, holder: &str) -> Instant {
+/// Waits until the name is held; until when the work may go on, as time since the machine started.
+async fn take(store: &Store, name: &str, holder: &str) -> Duration {
     loop {
-        let until = Instant::now() + HELD - MARGIN;
+        let until = boot_time() + HELD - MARGIN;
         match store.hold(name, holder, HELD).await {
             Ok(true) => return until,
             Ok(false) => {}
@@ -60,16 +64,24 @@ async fn take(store: &Store, name: &str, holder: &str) -> Instant {
 }
 
 /// Renews, and completes once that is no longer possible.
-async fn lost(store: &Store, name: &str, holder: &str, mut until: Instant) {
+async fn lost(store: &Store, name: &str, holder: &str, mut until: Duration) {
     loop {
-        sleep(AGAIN).await;
-        let next = Instant::now() + HELD - MARGIN;
-        match timeout_at(until, store.hold(name, holder, HELD)).await {
+        let again = boot_time() + AGAIN;
+        while boot_time() < again {
+            sleep(LOOK).await;
+        }
+        let asked = boot_time();
+        if asked >= until {
+            return;
+        }
+        let next = asked + HELD - MARGIN;
+        // A machine that is suspended in between has its answer late: who has the name by then, the next round finds out.
+        match timeout(until.saturating_sub(boot_time()), store.hold(name, holder, HELD)).await {
             Ok(Ok(true)) => until = next,
             Ok(Ok(false)) | Err(_) => return,
             Ok(Err(error)) => {
                 tracing::debug!(work = name, %error, "it cannot be renewed");
-                if Instant::now() + AGAIN >= until {
+                if boot_time() + AGAIN >= until {
                     return;
                 }
             }
