@@ -40,7 +40,12 @@ use self::{
     identity::Identity,
     links::{Link, Peer},
 };
-use crate::{fleet::registry::Registry, metrics::Metrics, replicas::Replicas, trust::Trust};
+use crate::{
+    fleet::registry::Registry,
+    metrics::Metrics,
+    replicas::{Replica, Replicas},
+    trust::Trust,
+};
 
 /// How long a request waits for a link to a replica that has its cluster's tunnel, where none is up, and for news of an
 /// agent that is on its way from one replica to another.
@@ -146,7 +151,8 @@ impl Hops {
         }
     }
 
-    /// Links to replicas that have a tunnel of a cluster: the least loaded first, and of equals in turns.
+    /// Links to replicas that have a tunnel of a cluster: those whose leases last first, of these the least loaded, and of
+    /// equals in turns.
     fn ways(&self, request: &Request<'_>) -> Result<Vec<Arc<Link>>, HopError> {
         let mut holders = self.replicas.holders(request.cluster);
         holders.retain(|holder| request.refused_by != Some(&*holder.name));
@@ -155,17 +161,18 @@ impl Hops {
         }
         let peers = self.peers.load();
         let best = |name: &str| peers.get(name).and_then(|peer| peer.best());
-        let mut ways: Vec<_> = holders.iter().filter_map(|holder| best(&holder.name)).collect();
+        let way = |holder: &Arc<Replica>| Some((!holder.has_lease(), best(&holder.name)?));
+        let mut ways: Vec<_> = holders.iter().filter_map(way).collect();
         if ways.is_empty() {
             let names: Vec<_> = holders.iter().map(|holder| holder.name.as_str()).collect();
             return Err(HopError::Unreached { replicas: names.join(", ") });
         }
-        let rank = |link: &Arc<Link>| (link.handle.suspect(), link.handle.open_streams());
+        let rank = |(lapsed, link): &(bool, Arc<Link>)| (*lapsed, link.handle.suspect(), link.handle.open_streams());
         ways.sort_by_cached_key(rank);
         let first = rank(&ways[0]);
-        let alike = ways.iter().take_while(|link| rank(link) == first).count().max(1);
+        let alike = ways.iter().take_while(|way| rank(way) == first).count().max(1);
         ways[..alike].rotate_left(self.turn.fetch_add(1, Ordering::Relaxed) % alike);
-        Ok(ways)
+        Ok(ways.into_iter().map(|(_, link)| link).collect())
     }
 
     /// The same, waiting a moment where the link to a holder is not up, or where the agent is on its way from one

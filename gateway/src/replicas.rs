@@ -66,6 +66,10 @@ pub struct Replica {
     /// The renewal at which a connection to it was refused.
     failed: AtomicI64,
     alive: AtomicBool,
+    /// Its lease lasts, or has ended so lately that it may go on without the database.
+    serves: AtomicBool,
+    /// A link to it is up.
+    linked: AtomicBool,
     /// Number of the last change of its tunnels, and of the last one of which no row may be left.
     changed: AtomicI64,
     forgotten: AtomicI64,
@@ -77,10 +81,21 @@ impl Replica {
         self.applied.load(Ordering::Acquire)
     }
 
-    /// Whether requests can be passed to it: its lease lasts, and no connection was refused since its last renewal.
-    pub fn is_reachable(&self) -> bool {
+    /// Whether its lease lasts.
+    pub fn has_lease(&self) -> bool {
         self.alive.load(Ordering::Relaxed)
-            && self.failed.load(Ordering::Relaxed) != self.renewed.load(Ordering::Relaxed)
+    }
+
+    /// Whether requests can be passed to it: its lease lasts, and no connection was refused since its last renewal. Or it
+    /// goes on without the database, and a link to it is up.
+    pub fn is_reachable(&self) -> bool {
+        let renewed = self.has_lease() && self.failed.load(Ordering::Relaxed) != self.renewed.load(Ordering::Relaxed);
+        renewed || self.is_linked()
+    }
+
+    /// Whether it may go on without the database, and a link to it says that it is there.
+    fn is_linked(&self) -> bool {
+        self.serves.load(Ordering::Relaxed) && self.linked.load(Ordering::Relaxed)
     }
 }
 
@@ -101,6 +116,8 @@ pub struct Seen {
     pub renewed_ms: i64,
     /// Whether its lease has not ended, by the same clock.
     pub alive: bool,
+    /// Whether that is so, or the lease ended less than `stale_for` ago and was not given back.
+    pub serves: bool,
 }
 
 /// Time since the machine started, which goes on while it is suspended. Tests bring their own.
@@ -122,6 +139,8 @@ pub struct Replicas {
     /// All whose rows are there, alive or not.
     known: ArcSwap<Vec<Arc<Replica>>>,
     alive: watch::Sender<Arc<[Arc<Replica>]>>,
+    /// Those, and the ones that may go on without the database.
+    serving: watch::Sender<Arc<[Arc<Replica>]>>,
     holders: Holders,
     /// The number of the next start that is seen.
     next: Mutex<Number>,
@@ -146,6 +165,7 @@ impl Replicas {
             listening: watch::Sender::new(false),
             known: ArcSwap::default(),
             alive: watch::Sender::new(Arc::from([])),
+            serving: watch::Sender::new(Arc::from([])),
             holders: Holders::default(),
             next: Mutex::new(0),
             progress: watch::Sender::new(()),
@@ -184,7 +204,13 @@ impl Replicas {
         self.alive.subscribe()
     }
 
-    /// Other replicas that are alive and have a tunnel of a cluster that takes users, in no particular order. Does not
+    /// The other replicas that links are kept to: those that are alive, and those that may go on without the database. It
+    /// changes when one comes or is no longer among them.
+    pub fn serving(&self) -> watch::Receiver<Arc<[Arc<Replica>]>> {
+        self.serving.subscribe()
+    }
+
+    /// Other replicas that can be reached and have a tunnel of a cluster that takes users, in no particular order. Does not
     /// allocate where there are none.
     pub fn holders(&self, key: &ClusterKey) -> Vec<Arc<Replica>> {
         let mut found = Vec::new();
@@ -199,13 +225,13 @@ impl Replicas {
         found
     }
 
-    /// How many tunnels of a cluster other replicas have that are alive.
+    /// How many tunnels of a cluster other replicas have that are alive, or go on without the database.
     pub fn tunnels_elsewhere(&self, key: &ClusterKey) -> usize {
         let mut sum = 0;
         self.holders.each(key, |number, count| {
             let known = self.known.load();
-            let alive = known.iter().any(|replica| replica.number == number && replica.alive.load(Ordering::Relaxed));
-            if alive {
+            let there = |replica: &Replica| replica.has_lease() || replica.is_linked();
+            if known.iter().any(|replica| replica.number == number && there(replica)) {
                 sum += count.all();
             }
         });
@@ -238,11 +264,13 @@ impl Replicas {
     /// A connection to a replica was refused: [`Self::holders`] passes it over until it renews its lease, or one comes
     /// up.
     pub fn failed(&self, replica: &Replica) {
+        replica.linked.store(false, Ordering::Relaxed);
         replica.failed.store(replica.renewed.load(Ordering::Relaxed), Ordering::Relaxed);
     }
 
     /// A connection to a replica came up.
     pub fn reached(&self, replica: &Replica) {
+        replica.linked.store(true, Ordering::Relaxed);
         replica.failed.store(NEVER, Ordering::Relaxed);
     }
 
@@ -354,6 +382,8 @@ impl Replicas {
                     renewed: AtomicI64::new(row.renewed_ms),
                     failed: AtomicI64::new(NEVER),
                     alive: AtomicBool::new(row.alive),
+                    serves: AtomicBool::new(row.serves),
+                    linked: AtomicBool::new(false),
                     changed: AtomicI64::new(0),
                     forgotten: AtomicI64::new(0),
                 })
@@ -361,20 +391,26 @@ impl Replicas {
             replica.applied.fetch_max(row.applied, Ordering::AcqRel);
             replica.renewed.store(row.renewed_ms, Ordering::Release);
             replica.alive.store(row.alive, Ordering::Release);
+            replica.serves.store(row.serves, Ordering::Release);
             now.push(replica);
         }
         let gone: Vec<Number> =
             known.iter().filter(|old| !now.iter().any(|new| new.number == old.number)).map(|old| old.number).collect();
-        let alive: Arc<[Arc<Replica>]> =
-            now.iter().filter(|replica| replica.alive.load(Ordering::Relaxed)).map(Arc::clone).collect();
+        let those = |are: fn(&Replica) -> bool| -> Arc<[Arc<Replica>]> {
+            now.iter().filter(|replica| are(replica)).map(Arc::clone).collect()
+        };
+        let (alive, serving) = (those(Replica::has_lease), those(|replica| replica.serves.load(Ordering::Relaxed)));
         self.known.store(Arc::new(now));
         gone.into_iter().for_each(|number| self.holders.forget(number));
         self.progress.send_replace(());
-        self.alive.send_if_modified(|before| {
-            let same = before.len() == alive.len() && before.iter().zip(alive.iter()).all(|(a, b)| Arc::ptr_eq(a, b));
-            *before = alive;
-            !same
-        });
+        for (told, these) in [(&self.alive, alive), (&self.serving, serving)] {
+            told.send_if_modified(|before| {
+                let same =
+                    before.len() == these.len() && before.iter().zip(these.iter()).all(|(a, b)| Arc::ptr_eq(a, b));
+                *before = these;
+                !same
+            });
+        }
     }
 
     /// Takes what a replica told of itself. Whether the replica is known.
@@ -490,7 +526,7 @@ mod tests {
 
     fn seen(name: &str, generation: i64, renewed_ms: i64, alive: bool) -> Seen {
         let (address, version) = (format!("{name}:8444"), "1.0.0".to_owned());
-        Seen { name: name.to_owned(), generation, address, version, applied: 1, renewed_ms, alive }
+        Seen { name: name.to_owned(), generation, address, version, applied: 1, renewed_ms, alive, serves: alive }
     }
 
     fn key(name: &str) -> ClusterKey {
@@ -537,6 +573,28 @@ mod tests {
         assert_eq!(replicas.clusters_elsewhere(), 2, "what is told of a start that has ended is not kept");
         replicas.learn(&[]);
         assert_eq!((replicas.clusters_elsewhere(), replicas.others().len()), (0, 0));
+    }
+
+    #[test]
+    fn t12_a_replica_that_goes_on_without_the_database_keeps_its_tunnels_while_a_link_to_it_is_up() {
+        let replicas = Replicas::new(settings(Duration::from_secs(60)), None);
+        replicas.learn(&[seen("b", 1, 1, true)]);
+        let b = Arc::clone(&replicas.others()[0]);
+        replicas.holds(&b, key("x"), ONE);
+        let cut_off = Seen { serves: true, ..seen("b", 1, 1, false) };
+        replicas.learn(std::slice::from_ref(&cut_off));
+        assert!(replicas.holders(&key("x")).is_empty(), "without a link it may have ended");
+        replicas.reached(&b);
+        assert_eq!((names(&replicas.holders(&key("x"))), replicas.tunnels_elsewhere(&key("x"))), (vec!["b"], 1));
+        assert_eq!((replicas.count(), names(&replicas.serving().borrow())), (1, vec!["b"]), "it counts no more");
+        replicas.failed(&b);
+        assert!(replicas.holders(&key("x")).is_empty() && replicas.tunnels_elsewhere(&key("x")) == 0);
+        replicas.reached(&b);
+        replicas.learn(&[seen("b", 1, 1, false)]);
+        assert!(
+            replicas.holders(&key("x")).is_empty() && replicas.serving().borrow().is_empty(),
+            "it is fenced by now"
+        );
     }
 
     #[test]

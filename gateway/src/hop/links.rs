@@ -126,17 +126,17 @@ pub fn session_options() -> SessionOptions {
 }
 
 impl Hops {
-    /// Keeps links to all other replicas that are alive until the process ends.
+    /// Keeps links to all other replicas that are alive, or may go on without the database, until the process ends.
     pub async fn run(self: Arc<Self>, shutdown: Shutdown) {
         let tasks = TaskGroup::new("links");
-        let mut alive = self.replicas.watch();
+        let mut serving = self.replicas.serving();
         loop {
-            let others = Arc::clone(&alive.borrow_and_update());
+            let others = Arc::clone(&serving.borrow_and_update());
             self.follow(&tasks, &others);
             tokio::select! {
                 biased;
                 () = shutdown.closed() => return,
-                changed = alive.changed() => if changed.is_err() { return },
+                changed = serving.changed() => if changed.is_err() { return },
             }
         }
     }

@@ -267,7 +267,8 @@ impl Keeper {
 
     fn learn(&self, renewal: &Renewal, calls: &Calls) {
         let others = renewal.rows.iter().filter(|row| row.name != self.replicas.name());
-        let rows: Vec<Seen> = others.map(seen).collect();
+        let serves = LEASE.saturating_add(self.replicas.settings().stale_for);
+        let rows: Vec<Seen> = others.map(|row| seen(row, serves)).collect();
         self.replicas.learn(&rows);
         for replica in self.replicas.known().iter() {
             let row = renewal.rows.iter().find(|row| row.name == replica.name && row.generation == replica.generation);
@@ -518,7 +519,8 @@ struct Read {
     forgotten: i64,
 }
 
-fn seen(row: &Row) -> Seen {
+/// A row of another replica, which goes on for so long from each renewal of its lease.
+fn seen(row: &Row, serves: Duration) -> Seen {
     Seen {
         name: row.name.clone(),
         generation: row.generation,
@@ -527,5 +529,6 @@ fn seen(row: &Row) -> Seen {
         applied: row.applied,
         renewed_ms: row.renewed_ms,
         alive: row.alive,
+        serves: row.alive || u128::from(row.age_ms.unsigned_abs()) < serves.as_millis(),
     }
 }

@@ -134,6 +134,7 @@ impl Site {
             applied: 1,
             renewed_ms: self.renewals,
             alive: names.contains(&knows(world).name()),
+            serves: names.contains(&knows(world).name()),
         };
         for world in &self.replicas {
             let others = self.replicas.iter().filter(|other| !std::ptr::eq(*other, world));
