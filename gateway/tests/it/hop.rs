@@ -124,6 +124,11 @@ impl Site {
 
     /// Tells all who is alive.
     fn alive(&mut self, names: &[&str]) {
+        self.told(names, names);
+    }
+
+    /// Tells all who is alive, and who goes on though its lease has ended.
+    fn told(&mut self, names: &[&str], serving: &[&str]) {
         self.renewals += 1;
         let moved = |name: &str| self.moved.as_ref().filter(|(moved, _)| moved == name).map(|(_, address)| *address);
         let row = |world: &World| Seen {
@@ -134,7 +139,7 @@ impl Site {
             applied: 1,
             renewed_ms: self.renewals,
             alive: names.contains(&knows(world).name()),
-            serves: names.contains(&knows(world).name()),
+            serves: serving.contains(&knows(world).name()),
         };
         for world in &self.replicas {
             let others = self.replicas.iter().filter(|other| !std::ptr::eq(*other, world));
@@ -516,6 +521,24 @@ async fn t12_what_another_replica_may_not_ask_is_refused_before_an_agent_sees_it
         }
     }
     assert_eq!(user.answer().await.text(), "served");
+}
+
+/// Others gave its tunnels up at the end of its lease, though it served and answered on their links.
+#[tokio::test]
+async fn t12_a_replica_without_the_database_takes_hops_for_as_long_as_it_goes_on() {
+    let mut site = Site::of(&["a", "b"]).await;
+    let agent = agent(site.named("b")).await;
+    site.holds("a", "b", "a");
+    let mut user = site.user("a").await;
+    for said in ["with its lease", "without it"] {
+        user.send(site.ask()).await;
+        agent.next().await.answer(200, &[], said).await;
+        assert_eq!(user.answer().await.text(), said);
+        site.told(&["a"], &["a", "b"]);
+    }
+    site.told(&["a"], &["a"]);
+    user.send(site.ask()).await;
+    assert_eq!(user.answer().await.status, 503);
 }
 
 #[tokio::test]
