@@ -10,7 +10,8 @@
 //! | [`installed`] | the agents that are there |
 //! | [`kept`] | what the agents that are there were told |
 //! | [`rights`] | what the user may do |
-//! | [`pods`] | pods that are not ready, and why |
+//! | [`pods`] | which pods are there, and which are not ready |
+//! | [`reasons`] | why they are not |
 //! | [`turn`] | one run at a time |
 
 pub mod apply;
@@ -20,6 +21,7 @@ pub mod installed;
 pub mod kept;
 pub mod place;
 pub mod pods;
+pub mod reasons;
 pub mod rights;
 pub mod turn;
 

@@ -339,7 +339,10 @@ fn carrier_remedy(carrier: CarrierKind, reason: &str, way: Way) -> &'static str 
             "the gateway refuses the agent's certificate: have one issued by the authority of the gateway's agents.ca_file, \
              and see that both clocks are right"
         }
-        _ if reason.contains("refused") && !reason.contains("Connection refused") => "see the gateway's log for why",
+        _ if reason.contains("refused") && !reason.contains("Connection refused") => {
+            "do what the refusal says; the gateway's log says more"
+        }
+        CarrierKind::Quic if !way.tcp => "allow outbound UDP or TCP to the gateway's port: one of them is enough",
         CarrierKind::Quic => "allow outbound UDP to the gateway's port; without it the agent uses TCP",
         CarrierKind::WebSocket => "let proxies and balancers on the way pass WebSocket upgrades",
         _ => "let proxies on the way pass TLS unopened; else the agent uses the websocket carrier",
@@ -369,7 +372,10 @@ mod tests {
                 "see own certificate above"
             );
         }
-        assert!(carrier_remedy(CarrierKind::Quic, "the carrier's handshake took too long", way).contains("UDP"));
+        assert!(carrier_remedy(CarrierKind::Quic, "the carrier's handshake took too long", way).contains("without it"));
+        let shut =
+            carrier_remedy(CarrierKind::Quic, "the carrier's handshake took too long", Way { tcp: false, ..way });
+        assert!(!shut.contains("without it"), "where TCP fails, too, the agent has no other way: {shut}");
         let down = DialError::Connect { address: "p:1".to_owned(), proxy: true, reason: "refused".to_owned() };
         assert!(tcp_remedy(&down, true).contains("let the agent reach the proxy"));
         assert!(tcp_remedy(&down, false).contains("firewall"));

@@ -126,6 +126,12 @@ impl ApiError {
         self.hint.clone()
     }
 
+    /// The reason first, for a reader who knows what was tried.
+    pub fn reason(&self) -> String {
+        let all = self.to_string();
+        all.strip_prefix(&format!("{}: ", self.what)).unwrap_or(&all).to_owned()
+    }
+
     fn next_step(&self, path: &str, account: &Account) -> Option<String> {
         // An action is behind what it is done to.
         let above = path.rsplit_once('/').map_or(path, |(above, _)| above);

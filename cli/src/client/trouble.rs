@@ -50,9 +50,38 @@ pub async fn explain(client: &Client, error: anyhow::Error) -> anyhow::Error {
         (None, Some(_)) => {
             Advised::new(format!("the certificate of {at} cannot be trusted"), "tell who runs the gateway")
         }
-        (None, None) => return error,
+        (None, None) => match unanswered(&at, &error) {
+            Some(advised) => advised,
+            None => return error,
+        },
     };
     error.context(advised)
+}
+
+/// A connection that came about, and then nothing: what listens there is stopped or full, or is no gateway.
+fn unanswered(at: &str, error: &anyhow::Error) -> Option<Advised> {
+    let is_late = |cause: &(dyn std::error::Error + 'static)| {
+        cause.downcast_ref::<std::io::Error>().is_some_and(|cause| cause.kind() == std::io::ErrorKind::TimedOut)
+    };
+    let is_no_tls = |cause: &(dyn std::error::Error + 'static)| {
+        let inner = cause.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref);
+        matches!(
+            inner.and_then(|inner| inner.downcast_ref()),
+            Some(rustls::Error::InvalidMessage(_) | rustls::Error::NoApplicationProtocol)
+        )
+    };
+    if error.chain().any(is_late) {
+        return Some(Advised::new(
+            format!("{at} did not answer in time"),
+            "run it again; if that stays so, see whether the gateway runs and has room, and what is in between",
+        ));
+    }
+    error.chain().any(is_no_tls).then(|| {
+        Advised::new(
+            format!("{at} does not speak TLS"),
+            "check the port: the gateway's is the one for users and agents",
+        )
+    })
 }
 
 /// rustls's own error hides in that of the stream.
@@ -76,4 +105,25 @@ async fn presented(client: &Client) -> Option<String> {
     let seen = looking.take()?;
     let digest = aws_lc_rs::digest::digest(&aws_lc_rs::digest::SHA256, &seen);
     Some(digest.as_ref().iter().map(|byte| format!("{byte:02X}")).collect::<Vec<_>>().join(":"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::failure::Failure;
+
+    #[test]
+    fn who_takes_a_connection_and_does_not_answer_is_told_with_what_to_do() {
+        let late =
+            super::super::late("TLS with gw:8443 did not end within 15s".to_owned()).context("GET gw:8443/x failed");
+        let advised = unanswered("gw:8443", &late).unwrap();
+        assert!(advised.what.contains("in time") && advised.hint.contains("runs"), "{}", advised.hint);
+        let shown = Failure::from(late.context(advised));
+        assert!(format!("{:#}", shown.error()).starts_with("gw:8443 did not answer in time: "));
+        assert!(shown.advice().is_some());
+        let plain = rustls::Error::InvalidMessage(rustls::InvalidMessage::InvalidContentType);
+        let plain = anyhow::Error::from(std::io::Error::new(std::io::ErrorKind::InvalidData, plain));
+        assert!(unanswered("gw:80", &plain.context("TLS with gw:80 failed")).unwrap().hint.contains("port"));
+        assert!(unanswered("gw", &anyhow::anyhow!("something else")).is_none());
+    }
 }

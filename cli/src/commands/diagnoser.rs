@@ -114,7 +114,8 @@ impl Diagnoser {
             }
             if begun.elapsed() > within {
                 let why = self.why(pods.first()).await;
-                return Err(anyhow!("it has not ended within {} s: {why}", within.as_secs()));
+                let what = if runs { "ended" } else { "begun to run" };
+                return Err(anyhow!("{why}; the check has not {what} within {} s", within.as_secs()));
             }
             tokio::time::sleep(PAUSE).await;
         }

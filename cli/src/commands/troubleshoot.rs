@@ -27,7 +27,7 @@ use crate::{
     api::Api,
     context::Context,
     failure::{FAILED, Failure, Hint, INTERRUPTED, Outcome},
-    kubernetes::{KubeArgs, Kubernetes, turn::Turn},
+    kubernetes::{self, KubeArgs, Kubernetes, turn::Turn},
     output,
     terminal::say,
 };
@@ -55,6 +55,13 @@ struct Finding {
 impl Finding {
     fn new(check: &'static str, state: State, detail: impl Into<String>) -> Self {
         Self { check, state, detail: detail.into(), remedies: Vec::new() }
+    }
+
+    /// What the apiserver did not let it try, with what to do about that.
+    fn untried(check: &'static str, error: &kubernetes::Error) -> Self {
+        let mut finding = Self::new(check, State::Incomplete, error.to_string());
+        finding.remedies.extend(error.hint());
+        finding
     }
 
     fn remedy(mut self, remedy: impl Into<String>) -> Self {
@@ -154,7 +161,7 @@ fn store(bundle: &Bundle, file: &Path) -> Finding {
     const STORING: &str = "storing_diagnoser_results_logs";
     match bundle.write(file) {
         Ok(()) => Finding::new(STORING, State::Passed, file.display().to_string()),
-        Err(error) => Finding::new(STORING, State::Failed, format!("{}: {error}", file.display()))
+        Err(error) => Finding::new(STORING, State::Failed, format!("{error:#}"))
             .remedy("make room there, or name another file: --file FILE"),
     }
 }
@@ -187,6 +194,10 @@ mod tests {
             let failed = store(&bundle, &dir.path().join(place));
             assert_eq!(failed.state, State::Failed, "{place}: {}", failed.detail);
             assert!(failed.remedies[0].contains("--file"), "{place}");
+            let reason = failed.detail.rsplit(": ").next().unwrap_or_default();
+            assert!(reason.contains("os error") || reason.contains("name"), "{place}: {}", failed.detail);
+            let shown = dir.path().join(place).display().to_string();
+            assert_eq!(failed.detail.matches(&shown).count(), 1, "said once: {}", failed.detail);
         }
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 2, "no half of an archive is left");
     }

@@ -15,6 +15,10 @@ pub struct Error {
     may_pass: bool,
 }
 
+/// Words of the libraries in front of a reason, which say nothing to who reads it.
+const WORDS: &[&str] =
+    &["ServiceError: ", "HyperError: ", "HttpError: ", "client error (Connect): ", "tcp connect error: "];
+
 impl From<kube::Error> for Error {
     fn from(error: kube::Error) -> Self {
         match error {
@@ -30,8 +34,10 @@ impl From<kube::Error> for Error {
             }
             error => {
                 let text = chain(&error);
-                let plain = ["ServiceError: ", "HyperError: ", "HttpError: "];
-                let text = plain.iter().find_map(|kind| text.strip_prefix(kind)).unwrap_or(&text);
+                let mut text = text.as_str();
+                while let Some(rest) = WORDS.iter().find_map(|kind| text.strip_prefix(kind)) {
+                    text = rest;
+                }
                 let may_pass = matches!(error, kube::Error::HyperError(_) | kube::Error::Service(_));
                 Self { text: line(text), code: None, may_pass }
             }

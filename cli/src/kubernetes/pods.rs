@@ -1,12 +1,10 @@
-//! The agents' pods: whether the newest are all there, which are not ready, and what they say (docs/features.md I4).
+//! The agents' pods: whether the newest are all there, and which are not ready (docs/features.md I4).
 
 use std::{
     collections::HashMap,
     time::{Duration, Instant},
 };
 
-use k8s_openapi::api::core::v1::Pod;
-use kube::{Api, api::LogParams};
 use serde_json::Value;
 
 use super::{Error, Kubernetes, Place, place};
@@ -19,8 +17,6 @@ use crate::{
 pub const PODS: &str = "app.kubernetes.io/name in (towline-agent,towline-controller-manager,towline-extension-manager,towline-guard,towline-upgrader)";
 /// Characters of a line of a log that are shown, and of an event.
 const SHOWN: usize = 600;
-/// Bytes and lines of a log that are read.
-const LOG_BYTES: i64 = 1024 * 1024;
 
 /// What is known of a pod.
 pub struct PodState {
@@ -247,60 +243,6 @@ impl Kubernetes {
     pub async fn agents(&self, namespace: &str) -> Result<Vec<PodState>, Error> {
         let pods = self.list(&Place::within(place::POD, namespace, ""), PODS).await?;
         Ok(pods.iter().map(PodState::of).collect())
-    }
-
-    /// Why the agents are not ready: each pod with its state, its last event and the last line of its log. What cannot
-    /// be read is said in its place.
-    pub async fn why_not_ready(&self, namespace: &str) -> Vec<String> {
-        let pods = match self.agents(namespace).await {
-            Ok(pods) => pods,
-            Err(error) => return vec![format!("the pods in {namespace} cannot be listed: {error}")],
-        };
-        if pods.is_empty() {
-            let events = self.events(namespace, None).await;
-            let last = events.last().map_or_else(String::new, |event| format!("; last event: {event}"));
-            return vec![format!("there are no pods in {namespace}{last}")];
-        }
-        let mut lines = Vec::new();
-        for pod in pods.iter().filter(|pod| !pod.ready && !pod.going) {
-            let event = self.events(namespace, Some(&pod.name)).await.pop().unwrap_or_else(|| "none".to_owned());
-            let log = self.log(namespace, &pod.name, 1).await.unwrap_or_default();
-            let log = if log.trim().is_empty() { "nothing".to_owned() } else { short(&log) };
-            lines.push(format!(
-                "pod {} is not ready: {}\n  last event: {event}\n  last line of its log: {log}",
-                pod.name, pod.state
-            ));
-        }
-        if lines.is_empty() {
-            lines.push(format!("all {} pods are ready; the gateway has not heard of them", pods.len()));
-        }
-        lines
-    }
-
-    /// Events of a pod, or of all objects, the newest last.
-    pub async fn events(&self, namespace: &str, pod: Option<&str>) -> Vec<String> {
-        let mut events = self.list(&Place::within(place::EVENT, namespace, ""), "").await.unwrap_or_default();
-        events.retain(|event| pod.is_none_or(|pod| event["involvedObject"]["name"] == pod));
-        let time = |event: &Value| {
-            let named = ["lastTimestamp", "eventTime"].into_iter().find_map(|name| event[name].as_str());
-            named.or_else(|| event["metadata"]["creationTimestamp"].as_str()).unwrap_or_default().to_owned()
-        };
-        events.sort_by_key(time);
-        let text = |event: &Value, name: &str| event[name].as_str().unwrap_or_default().to_owned();
-        events
-            .iter()
-            .map(|event| {
-                let object = event["involvedObject"]["name"].as_str().unwrap_or_default();
-                let said = short(&text(event, "message"));
-                format!("{} {} {object}: {said}", time(event), text(event, "reason"))
-            })
-            .collect()
-    }
-
-    /// The last lines of a pod's log.
-    pub async fn log(&self, namespace: &str, pod: &str, lines: i64) -> Result<String, Error> {
-        let params = LogParams { tail_lines: Some(lines), limit_bytes: Some(LOG_BYTES), ..LogParams::default() };
-        Api::<Pod>::namespaced(self.client.clone(), namespace).logs(pod, &params).await.map_err(Error::from)
     }
 }
 

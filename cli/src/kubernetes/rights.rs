@@ -30,23 +30,33 @@ pub struct Right {
 /// Of nothing, in all namespaces.
 const EVERYWHERE: Right = Right { verb: "", group: "", resource: "", subresource: "", name: "", namespace: None };
 
-impl std::fmt::Display for Right {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} {}", self.verb, self.resource)?;
-        if !self.subresource.is_empty() {
-            write!(f, "/{}", self.subresource)?;
-        }
-        if !self.group.is_empty() {
-            write!(f, ".{}", self.group)?;
-        }
-        if !self.name.is_empty() {
-            write!(f, " {}", self.name)?;
-        }
-        match &self.namespace {
-            Some(namespace) => write!(f, " in namespace {namespace}"),
-            None => Ok(()),
+impl Right {
+    /// What it is about, without the verb, for people.
+    fn object(&self) -> String {
+        let part = |before: &str, text: &str| if text.is_empty() { String::new() } else { format!("{before}{text}") };
+        format!(
+            "{}{}{}{}{}",
+            self.resource,
+            part("/", self.subresource),
+            part(".", self.group),
+            part(" ", self.name),
+            part(" in namespace ", self.namespace.as_deref().unwrap_or_default())
+        )
+    }
+}
+
+/// Rights for people: the verbs of one kind of object together.
+pub fn listed(rights: &[Right]) -> String {
+    let mut grouped: Vec<(String, Vec<&str>)> = Vec::new();
+    for right in rights {
+        let object = right.object();
+        match grouped.iter_mut().find(|(known, _)| *known == object) {
+            Some((_, verbs)) => verbs.push(right.verb),
+            None => grouped.push((object, vec![right.verb])),
         }
     }
+    let one = |(object, verbs): &(String, Vec<&str>)| format!("{} {object}", verbs.join(", "));
+    grouped.iter().map(one).collect::<Vec<_>>().join("; ")
 }
 
 /// What it takes to see whether there are agents, and where.
@@ -161,5 +171,26 @@ impl Kubernetes {
             }
         }
         Ok(missing)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn missing_rights_are_told_by_the_kind_of_object() {
+        let right = |verb, namespace: Option<&str>| Right {
+            verb,
+            group: "apps",
+            resource: "deployments",
+            namespace: namespace.map(str::to_owned),
+            ..EVERYWHERE
+        };
+        let missing = [right("get", Some("towline")), right("patch", Some("towline")), right("get", None)];
+        assert_eq!(listed(&missing), "get, patch deployments.apps in namespace towline; get deployments.apps");
+        let sub = Right { verb: "get", resource: "pods", subresource: "log", name: "p", ..EVERYWHERE };
+        assert_eq!(listed(&[sub]), "get pods/log p");
+        assert_eq!(listed(&to_install("towline", true)).matches("secrets in namespace towline").count(), 1);
     }
 }

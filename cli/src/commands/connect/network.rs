@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::wait::hint_of;
 use crate::{
-    commands::diagnoser::Diagnoser,
+    commands::{diagnoser::Diagnoser, known},
     failure::{Failure, Outcome},
 };
 
@@ -65,7 +65,7 @@ fn judge(said: &Value) -> Outcome<Vec<String>> {
     if wrong.values().any(Vec::is_empty) {
         return Ok(told);
     }
-    let mut remedies: Vec<String> = faults.iter().map(|check| text(check, "remedy")).collect();
+    let mut remedies: Vec<String> = faults.iter().map(|check| known::as_options(&text(check, "remedy"))).collect();
     remedies.dedup();
     let error = anyhow!("pods in the cluster do not reach the gateway:\n  {}", told.join("\n  "));
     Err(Failure::from(error).hint(format!("{}; {SKIP}", remedies.join("; "))))

@@ -94,7 +94,8 @@ pub async fn run(
         }
     };
     let cluster = steps.run("Reaching the cluster", reach(&args.kube)).await?;
-    steps.run("Checking the cluster's nodes", nodes(&cluster)).await?;
+    let said = steps.run("Checking the cluster's nodes", nodes(&cluster)).await?;
+    said.iter().for_each(|line| steps.note(line));
     steps.run("Checking the right to look around", may_look(&cluster, &args.agent.namespace)).await?;
     let installed = steps.run("Looking for agents that are there", installed(&cluster)).await?;
     let namespace = installed.as_ref().map_or_else(|| args.agent.namespace.clone(), |there| there.namespace.clone());
@@ -259,24 +260,18 @@ pub async fn reach(kube: &KubeArgs) -> Outcome<Kubernetes> {
 
 /// At least one node has to run Linux, and to be for such pods. Who may not list nodes is believed, and so is who has
 /// an autoscaler.
-async fn nodes(cluster: &Kubernetes) -> Outcome<()> {
+async fn nodes(cluster: &Kubernetes) -> Outcome<Option<String>> {
     let nodes = match cluster.nodes().await {
         Ok(nodes) => nodes,
         Err(error) if error.is_forbidden() => {
-            tracing::warn!("the nodes cannot be listed: whether one runs Linux is not known");
-            return Ok(());
+            return Ok(Some("the nodes cannot be listed: whether one runs Linux is not known".to_owned()));
         }
         Err(error) => return Err(anyhow!(error).context("list the nodes").into()),
     };
     match judge(&nodes) {
-        Ok(None) => Ok(()),
-        Ok(Some(closed)) => {
-            tracing::warn!("{closed}: the agents wait for a node");
-            Ok(())
-        }
+        Ok(closed) => Ok(closed.map(|closed| format!("{closed}: the agents wait for a node"))),
         Err(failure) if cluster.adds_nodes().await => {
-            tracing::warn!("{:#}: the agents wait for a node of the autoscaler", failure.into_error());
-            Ok(())
+            Ok(Some(format!("{:#}: the agents wait for a node of the autoscaler", failure.into_error())))
         }
         Err(failure) => Err(failure),
     }
@@ -357,8 +352,7 @@ fn refuse(cluster: &Kubernetes, missing: &[rights::Right]) -> Outcome<()> {
     if missing.is_empty() {
         return Ok(());
     }
-    let listed: Vec<String> = missing.iter().map(ToString::to_string).collect();
-    let error = anyhow!("in the cluster of context {} you may not: {}", cluster.context, listed.join(", "));
+    let error = anyhow!("in the cluster of context {} you may not: {}", cluster.context, rights::listed(missing));
     Err(Failure::from(error).hint("use a kubeconfig of a cluster administrator (ClusterRole cluster-admin)"))
 }
 

@@ -112,12 +112,13 @@ impl Waiting<'_> {
     }
 
     async fn late(&self, status: &str, rollout: &str) -> Failure {
-        let why = self.cluster.why_not_ready(self.namespace).await.join("\n");
+        let why = self.cluster.why_not_ready(self.namespace).await;
         let error = anyhow!(
-            "the agents have not connected within {} s: the resource is {status}, {rollout}\n{why}",
+            "the agents have not connected within {} s: the resource is {status}, {rollout}\n{}",
             self.within.as_secs(),
+            why.join("\n"),
         );
-        let known = known::remedies(&why);
+        let known = known::remedies_of(&why);
         Failure::from(error).hint(known.into_iter().chain([self.hint.to_owned()]).collect::<Vec<_>>().join("; "))
     }
 }

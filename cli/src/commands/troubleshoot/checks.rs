@@ -6,6 +6,7 @@ use agent::roles::upgrader::state::{Phase, State as Upgrade};
 use base64::{Engine, engine::general_purpose::STANDARD as BASE64};
 use certs::Credentials;
 use daemon::chain;
+use http::StatusCode;
 use serde_json::Value;
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 use types::{
@@ -15,17 +16,23 @@ use types::{
 
 use super::{Bundle, Diagnoser, Finding, Job, State, guard};
 use crate::{
-    api::{Api, at, versions},
+    api::{Api, ApiError, at, versions},
     commands::{address, diagnoser::WITHIN, known, target::Target},
+    failure::Failure,
     kubeconfig::AddressForm,
     kubernetes::{
-        Kubernetes, Place, contexts_of,
+        self, Kubernetes, Place,
+        apply::why_there,
+        contexts_of,
         installed::group_and_name,
-        place::{CONFIG_MAP, CONNECTED_CLUSTER, DEPLOYMENT, EXTENSION_CONFIG, FLUX_CONFIG, GIT_CONFIG, SECRET},
+        place::{
+            CONFIG_MAP, CONNECTED_CLUSTER, DEPLOYMENT, EXTENSION_CONFIG, FLUX_CONFIG, GIT_CONFIG, NAMESPACE, SECRET,
+        },
         pods::PODS,
         turn::Turn,
     },
     manifests::{self, AGENT, EXTENSIONS, GUARD, IDENTITY_SECRET, MANAGER, VERSION_LABEL},
+    terminal::say,
 };
 
 /// Lines of a pod's log that are kept.
@@ -81,7 +88,7 @@ async fn info(cluster: &Kubernetes, bundle: &mut Bundle) -> Finding {
             Finding::new(NAME, State::Passed, text)
         }
         Err(error) => Finding::new(NAME, State::Failed, format!("{}: {error:#}", cluster.server))
-            .remedy("kubectl version must work with the same kubeconfig: --kube-config FILE, --kube-context NAME"),
+            .remedy("kubectl version must work with the same kubeconfig: --kube-config FILE, --kube-context NAME; what is in the cluster was not looked at"),
     }
 }
 
@@ -101,12 +108,25 @@ async fn resource(api: &Api, id: &ResourceId, bundle: &mut Bundle) -> (Finding, 
             }
             (finding, Some(resource))
         }
-        Err(failure) => {
-            let remedy = failure.advice().unwrap_or("towline list shows which clusters there are").to_owned();
-            let finding = Finding::new(NAME, State::Failed, format!("{:#}", failure.error()));
-            (finding.remedy(remedy), None)
-        }
+        Err(failure) => (judge_absence(NAME, &failure), None),
     }
+}
+
+/// Why the resource could not be read. What the gateway says is the reason, and not which request it says it to.
+fn judge_absence(name: &'static str, failure: &Failure) -> Finding {
+    let refused = ApiError::behind(failure);
+    let detail = refused.map_or_else(|| format!("{:#}", failure.error()), ApiError::reason);
+    let remedy = match refused {
+        Some(error) if error.status == StatusCode::NOT_FOUND => {
+            "towline list shows which clusters there are; if this one was deleted, towline connect makes it again"
+                .to_owned()
+        }
+        _ => {
+            let known = failure.advice().map(str::to_owned).or_else(|| refused.and_then(ApiError::hint));
+            known.unwrap_or_else(|| "see whether the gateway runs, and how this machine reaches it".to_owned())
+        }
+    };
+    Finding::new(name, State::Failed, detail).remedy(remedy)
 }
 
 /// How the last upgrade of the agents went.
@@ -204,7 +224,10 @@ fn judge_forms(
 async fn agents(id: &ResourceId, cluster: &Kubernetes, has_resource: bool, all: &mut Vec<Finding>) -> Option<String> {
     const NAME: &str = "arc_agents_present_check";
     let finding = match cluster.installed().await {
-        Ok(Some(there)) if is_same(&there.cluster_id, id.as_str()) => return Some(there.namespace),
+        Ok(Some(there)) if is_same(&there.cluster_id, id.as_str()) => {
+            all.extend(leaving(cluster, &there.namespace).await);
+            return Some(there.namespace);
+        }
         Ok(Some(there)) => {
             let (group, name) = group_and_name(&there.cluster_id);
             let said = format!("the agents in this cluster are those of {name} in resource group {group}");
@@ -217,17 +240,38 @@ async fn agents(id: &ResourceId, cluster: &Kubernetes, has_resource: bool, all: 
             id.name(),
             id.resource_group().unwrap_or_default()
         )),
-        Err(error) => Finding::new(NAME, State::Incomplete, format!("{error:#}")),
+        Err(error) => {
+            let hint = error.downcast_ref().and_then(kubernetes::Error::hint);
+            let mut finding = Finding::new(NAME, State::Incomplete, format!("{error:#}"));
+            finding.remedies.extend(hint);
+            finding
+        }
     };
     all.push(finding);
     None
+}
+
+/// A finding where the namespace of the agents is on its way out: nothing that is installed there starts any more.
+async fn leaving(cluster: &Kubernetes, namespace: &str) -> Option<Finding> {
+    let there = cluster.get(&Place::of(NAMESPACE, namespace)).await.ok()??;
+    judge_namespace(&there, namespace)
+}
+
+fn judge_namespace(there: &Value, namespace: &str) -> Option<Finding> {
+    if there["metadata"]["deletionTimestamp"].is_null() {
+        return None;
+    }
+    let said = format!("namespace {namespace} is being deleted{}", why_there(there));
+    Some(Finding::new("namespace_check", State::Failed, said).remedy(format!(
+        "when it is gone, connect the cluster again: kubectl wait --for=delete namespace/{namespace}, then towline connect with the same name and group"
+    )))
 }
 
 async fn logs(cluster: &Kubernetes, namespace: &str, bundle: &mut Bundle) -> Finding {
     const NAME: &str = "retrieved_arc_agents_logs";
     let pods = match cluster.agents(namespace).await {
         Ok(pods) => pods,
-        Err(error) => return Finding::new(NAME, State::Incomplete, error.to_string()),
+        Err(error) => return Finding::untried(NAME, &error),
     };
     let mut missing = Vec::new();
     for pod in &pods {
@@ -245,14 +289,15 @@ async fn logs(cluster: &Kubernetes, namespace: &str, bundle: &mut Bundle) -> Fin
 async fn events(cluster: &Kubernetes, namespace: &str, bundle: &mut Bundle) -> Finding {
     let mut events = cluster.events(namespace, None).await;
     // What others run in the namespace is none of ours.
-    events.retain(|event| event.split(' ').nth(2).is_some_and(is_ours));
-    bundle.put("arc_agent_events.txt", &events.join("\n"));
+    events.retain(|event| is_ours(&event.object));
+    let lines: Vec<String> = events.iter().map(ToString::to_string).collect();
+    bundle.put("arc_agent_events.txt", &lines.join("\n"));
     Finding::new("retrieved_arc_agents_event_logs", State::Passed, format!("{} events", events.len()))
 }
 
 /// Whether an object, by its name, belongs to the agents.
 fn is_ours(name: &str) -> bool {
-    let is_guards = name.strip_prefix(GUARD).is_some_and(|rest| rest.is_empty() || rest.starts_with(['-', ':', '.']));
+    let is_guards = name.strip_prefix(GUARD).is_some_and(|rest| rest.is_empty() || rest.starts_with(['-', '.']));
     is_guards || [AGENT, MANAGER, EXTENSIONS, "towline-"].iter().any(|ours| name.starts_with(ours))
 }
 
@@ -286,27 +331,70 @@ async fn states(cluster: &Kubernetes, namespace: &str, bundle: &mut Bundle) -> F
     const NAME: &str = "arc_agent_state_check";
     let pods = match cluster.agents(namespace).await {
         Ok(pods) => pods,
-        Err(error) => return Finding::new(NAME, State::Incomplete, error.to_string()),
+        Err(error) => return Finding::untried(NAME, &error),
     };
     let text: Vec<String> = pods.iter().map(|pod| format!("{} ready={} {}", pod.name, pod.ready, pod.state)).collect();
     bundle.put("agent_state.txt", &text.join("\n"));
     // What is on its way out was followed by another pod.
     let pods: Vec<_> = pods.into_iter().filter(|pod| !pod.going).collect();
-    let missing = [AGENT, MANAGER].into_iter().find(|name| !pods.iter().any(|pod| pod.name.starts_with(name)));
-    if let Some(name) = missing {
-        let why = cluster.events(namespace, None).await.join("\n");
-        let mut finding = Finding::new(NAME, State::Failed, format!("{name} has no pods"));
-        finding.remedies = known::remedies(&why);
-        return finding.remedy(format!("kubectl -n {namespace} describe deployment {name}"));
+    let missing = [AGENT, MANAGER].into_iter().filter(|name| !pods.iter().any(|pod| pod.name.starts_with(name)));
+    let missing: Vec<&str> = missing.collect();
+    if !missing.is_empty() {
+        return without_pods(NAME, cluster, namespace, &missing).await;
     }
     if pods.iter().all(|pod| pod.ready) {
         return Finding::new(NAME, State::Passed, format!("{} pods are ready", pods.len()));
     }
-    let why = cluster.why_not_ready(namespace).await.join("\n");
-    // The reason first: what else is known of the pods is behind it.
-    let mut finding = Finding::new(NAME, State::Failed, why.replace("\n  ", "; ").replace('\n', "; "));
-    finding.remedies = known::remedies(&why);
+    let why = cluster.why_not_ready(namespace).await;
+    let mut finding = Finding::new(NAME, State::Failed, why.join("; "));
+    finding.remedies = known::remedies_of(&why);
     finding
+}
+
+/// Why Deployments have no pods, each.
+async fn without_pods(check: &'static str, cluster: &Kubernetes, namespace: &str, names: &[&str]) -> Finding {
+    let obstacles = cluster.rollout(namespace).await.map(|rollout| rollout.obstacles).unwrap_or_default();
+    let mut all = Finding::new(check, State::Failed, "");
+    for name in names {
+        let deployment = match cluster.get(&Place::within(DEPLOYMENT, namespace, name)).await {
+            Ok(deployment) => deployment,
+            Err(error) => return Finding::untried(check, &error),
+        };
+        let obstacle = obstacles.iter().find(|obstacle| obstacle.on == *name).map(|obstacle| obstacle.text.as_str());
+        let one = judge_without_pods(check, name, namespace, deployment.as_ref(), obstacle);
+        all.detail += &format!("{}{}", if all.detail.is_empty() { "" } else { "; " }, one.detail);
+        all.remedies.extend(one.remedies);
+    }
+    all.remedies.dedup();
+    all
+}
+
+/// `obstacle`: what refuses the pods.
+fn judge_without_pods(
+    check: &'static str,
+    name: &str,
+    namespace: &str,
+    deployment: Option<&Value>,
+    obstacle: Option<&str>,
+) -> Finding {
+    let failed = |said: String| Finding::new(check, State::Failed, said);
+    let Some(deployment) = deployment else {
+        return failed(format!("Deployment {name} is not there"))
+            .remedy("towline connect with the same name and group installs again what is missing");
+    };
+    if deployment["spec"]["replicas"] == 0 {
+        return failed(format!("Deployment {name} is scaled to no pods"))
+            .remedy(format!("kubectl -n {namespace} scale deployment {name} --replicas=1"));
+    }
+    let describe = format!("kubectl -n {namespace} describe deployment {name}");
+    match obstacle {
+        Some(why) => {
+            let mut finding = failed(why.to_owned());
+            finding.remedies = known::remedies(why);
+            if finding.remedies.is_empty() { finding.remedy(describe) } else { finding }
+        }
+        None => failed(format!("{name} has no pods")).remedy(describe),
+    }
 }
 
 async fn certificate(cluster: &Kubernetes, namespace: &str) -> Finding {
@@ -318,7 +406,7 @@ async fn certificate(cluster: &Kubernetes, namespace: &str) -> Finding {
         }
         Ok(_) => Finding::new(NAME, State::Failed, format!("there is no certificate yet: {place}"))
             .remedy(format!("see why: kubectl -n {namespace} logs deployment/{MANAGER}")),
-        Err(error) => Finding::new(NAME, State::Incomplete, error.to_string()),
+        Err(error) => Finding::untried(NAME, &error),
     }
 }
 
@@ -355,7 +443,8 @@ fn expiry(resource: &Value) -> Finding {
     let until = resource["properties"]["managedIdentityCertificateExpirationTime"].as_str();
     let parsed = until.and_then(|until| OffsetDateTime::parse(until, &Rfc3339).ok());
     let Some(parsed) = parsed else {
-        return Finding::new(NAME, State::Incomplete, "the gateway knows of no certificate");
+        return Finding::new(NAME, State::Incomplete, "the gateway knows of no certificate")
+            .remedy("agents get one when they are connected: the checks of their pods say what keeps them");
     };
     let left = (parsed - OffsetDateTime::now_utc()).whole_days();
     let said = format!("until {}", until.unwrap_or_default());
@@ -375,9 +464,8 @@ async fn users_way(cluster: &Kubernetes, namespace: &str) -> Finding {
         Ok(pods) if pods.iter().any(|pod| pod.name.starts_with(AGENT)) => {
             Finding::new(NAME, State::Passed, format!("{AGENT} has pods"))
         }
-        Ok(_) => Finding::new(NAME, State::Failed, format!("{AGENT} has no pods"))
-            .remedy("a pod security policy or constraint may refuse them: look at the events of its ReplicaSet"),
-        Err(error) => Finding::new(NAME, State::Incomplete, error.to_string()),
+        Ok(_) => Finding::new(NAME, State::Failed, "no pod takes users' requests").remedy("see arc_agent_state_check"),
+        Err(error) => Finding::untried(NAME, &error),
     }
 }
 
@@ -388,7 +476,8 @@ fn version(resource: &Value) -> Finding {
         (words.next().unwrap_or(0), words.next().unwrap_or(0))
     };
     let Some(agent) = resource["properties"]["agentVersion"].as_str() else {
-        return Finding::new(NAME, State::Incomplete, "the gateway does not know the agents' version yet");
+        return Finding::new(NAME, State::Incomplete, "the gateway does not know the agents' version yet")
+            .remedy("agents tell it when they are connected: the checks of their pods say what keeps them");
     };
     let (theirs, ours) = (numbers(agent), numbers(manifests::version()));
     let said = format!("agents have {agent}, this command installs {}", manifests::version());
@@ -401,6 +490,7 @@ fn version(resource: &Value) -> Finding {
 /// The job is kept in `job` while it may be there, and the turn.
 async fn network(cluster: &Kubernetes, namespace: &str, bundle: &mut Bundle, job: &mut Job) -> Finding {
     const NAME: &str = "diagnoser_check";
+    say("Checking the network from inside the cluster ...");
     let asked = async {
         // A connect that is at work has a job of the same name.
         job.turn.insert(Turn::new(cluster, namespace, "troubleshoot".to_owned())?).take().await?;
@@ -412,20 +502,58 @@ async fn network(cluster: &Kubernetes, namespace: &str, bundle: &mut Bundle, job
     };
     let asked: anyhow::Result<Value> = asked.await;
     job.give_up_turn().await;
-    let said = match asked {
-        Ok(said) => said,
-        Err(error) => return Finding::new(NAME, State::Incomplete, format!("{error:#}")),
-    };
-    bundle.put("diagnoser_output.txt", &format!("{said:#}"));
+    match asked {
+        Ok(said) => {
+            bundle.put("diagnoser_output.txt", &format!("{said:#}"));
+            judge_network(NAME, &said)
+        }
+        Err(error) => {
+            let why = format!("{error:#}");
+            let mut finding = Finding::new(NAME, State::Incomplete, why.as_str());
+            let hint = error.downcast_ref().and_then(kubernetes::Error::hint);
+            finding.remedies = known::remedies(&why);
+            if finding.remedies.is_empty() {
+                finding.remedies.extend(hint);
+            }
+            finding
+        }
+    }
+}
+
+/// What agents see of the network: each fault first and once, whichever carriers meet it, with what to do about it.
+fn judge_network(name: &'static str, said: &Value) -> Finding {
     let checks = said["checks"].as_array().cloned().unwrap_or_default();
-    let of = |verdict: &str| checks.iter().filter(|one| one["verdict"] == verdict).count();
-    let detail =
-        format!("{} of {} passed, {} warnings, {} failed", of("passed"), checks.len(), of("warning"), of("failed"));
-    let state = if of("failed") == 0 { State::Passed } else { State::Failed };
-    let mut finding = Finding::new(NAME, state, detail);
-    for one in checks.iter().filter(|one| one["verdict"] == "failed") {
-        let text = |name: &str| one[name].as_str().unwrap_or_default();
-        finding.remedies.push(format!("{}: {}; {}", text("check"), text("detail"), text("remedy")));
+    let text = |one: &Value, name: &str| one[name].as_str().unwrap_or_default().to_owned();
+    let of = |verdict: &'static str| checks.iter().filter(move |one| one["verdict"] == verdict);
+    let faults = |verdict: &'static str| {
+        let mut faults: Vec<(String, String)> = Vec::new();
+        for one in of(verdict) {
+            let detail = text(one, "detail");
+            if !faults.iter().any(|(_, known)| *known == detail) {
+                faults.push((text(one, "check"), detail));
+            }
+        }
+        faults.into_iter().map(|(check, detail)| format!("{check}: {detail}"))
+    };
+    let mut all: Vec<String> = faults("failed").collect();
+    all.extend(faults("warning").map(|fault| format!("warning: {fault}")));
+    let mut count = format!("{} of {} passed", of("passed").count(), checks.len());
+    for (verdict, word) in [("skipped", "not tried"), ("warning", "with a warning"), ("failed", "failed")] {
+        let found = of(verdict).count();
+        if found > 0 {
+            count += &format!(", {found} {word}");
+        }
+    }
+    all.push(count);
+    let state = if of("failed").next().is_none() { State::Passed } else { State::Failed };
+    let mut finding = Finding::new(name, state, all.join("; "));
+    let mut known: Vec<String> = Vec::new();
+    for one in of("failed") {
+        let remedy = text(one, "remedy");
+        if !remedy.is_empty() && !known.contains(&remedy) {
+            finding.remedies.push(format!("{}: {}", text(one, "check"), known::as_options(&remedy)));
+            known.push(remedy);
+        }
     }
     finding
 }
@@ -512,13 +640,65 @@ mod tests {
     }
 
     #[test]
+    fn b1_a_deployment_without_pods_says_why_it_has_none() {
+        let of = |deployment: Option<&Value>, obstacle| judge_without_pods("c", AGENT, "towline", deployment, obstacle);
+        let there = json!({"spec": {"replicas": 2}});
+        let said = |finding: Finding| (finding.detail, finding.remedies.join("; "));
+        let (detail, remedy) = said(of(None, None));
+        assert!(detail.contains("is not there") && remedy.contains("towline connect"), "{detail}: {remedy}");
+        let (detail, remedy) = said(of(Some(&json!({"spec": {"replicas": 0}})), None));
+        assert!(detail.contains("scaled to no pods") && remedy.contains("--replicas=1"), "{detail}: {remedy}");
+        let (detail, remedy) = said(of(Some(&there), Some("no pod of x is made: exceeded quota: q")));
+        assert!(
+            detail.starts_with("no pod of x is made: exceeded quota") && remedy.contains("ResourceQuota"),
+            "{remedy}"
+        );
+        let (detail, remedy) = said(of(Some(&there), None));
+        assert!(detail.contains("has no pods") && remedy.contains("describe"), "{detail}: {remedy}");
+    }
+
+    #[test]
+    fn b1_a_namespace_that_goes_is_a_finding_with_what_holds_it() {
+        let mut there = json!({"metadata": {"name": "towline"}});
+        assert!(judge_namespace(&there, "towline").is_none());
+        there["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
+        let finding = judge_namespace(&there, "towline").unwrap();
+        assert!(finding.state == State::Failed && finding.detail.contains("is being deleted"), "{}", finding.detail);
+        assert!(finding.remedies[0].contains("towline connect"), "{:?}", finding.remedies);
+    }
+
+    #[test]
+    fn b2_the_network_says_each_fault_first_and_once() {
+        let check = |name: &str, verdict: &str, detail: &str, remedy: Value| json!({"check": name, "verdict": verdict, "detail": detail, "remedy": remedy});
+        let deleted = |name: &str| check(name, "failed", "refused: the resource was deleted", json!("see the log"));
+        let said = json!({"checks": [
+            check("gw:443 TCP", "passed", "connected", Value::Null),
+            deleted("gw:443 quic"), deleted("gw:443 h2"),
+            check("gw:443 websocket", "skipped", "no TCP connection", Value::Null),
+            check("gw:443 DNS", "failed", "no such name", json!("set gateway.addresses")),
+        ]});
+        let finding = judge_network("c", &said);
+        assert_eq!(
+            finding.detail,
+            "gw:443 quic: refused: the resource was deleted; gw:443 DNS: no such name; 1 of 5 passed, 1 not tried, 3 failed"
+        );
+        let expected = [
+            "gw:443 quic: see the log",
+            "gw:443 DNS: set gateway.addresses (towline connect --host-alias ADDRESS=NAME)",
+        ];
+        assert_eq!(finding.remedies, expected);
+        let warned = json!({"checks": [check("gw:443 quic", "warning", "too long", json!("allow it"))]});
+        let finding = judge_network("c", &warned);
+        assert_eq!(finding.detail, "warning: gw:443 quic: too long; 0 of 1 passed, 1 with a warning");
+        assert!(finding.state == State::Passed && finding.remedies.is_empty());
+    }
+
+    #[test]
     fn b1_what_others_run_in_the_namespace_is_not_packed() {
-        for ours in
-            ["clusterconnect-agent-7d9-x:", "controller-manager", "towline-onboarding", "guard:", "guard-7d9-x:"]
-        {
+        for ours in ["clusterconnect-agent-7d9-x", "controller-manager", "towline-onboarding", "guard", "guard-7d9-x"] {
             assert!(is_ours(ours), "{ours}");
         }
-        for others in ["web-0:", "my-towline-agent", "guardian-0:", ""] {
+        for others in ["web-0", "my-towline-agent", "guardian-0", ""] {
             assert!(!is_ours(others), "{others}");
         }
     }

@@ -47,7 +47,7 @@ async fn pods(cluster: &Kubernetes, namespace: &str) -> Finding {
     const NAME: &str = "guard_pods_check";
     let pods = match cluster.agents(namespace).await {
         Ok(pods) => pods,
-        Err(error) => return Finding::new(NAME, State::Incomplete, error.to_string()),
+        Err(error) => return Finding::untried(NAME, &error),
     };
     let own: Vec<_> = pods.iter().filter(|pod| pod.name.starts_with("guard-") && !pod.going).collect();
     let ready = own.iter().filter(|pod| pod.ready).count();
@@ -69,7 +69,7 @@ async fn certificates(cluster: &Kubernetes, namespace: &str) -> Finding {
     const NAME: &str = "guard_certificate_check";
     let kept = match cluster.get(&Place::within(SECRET, namespace, CERTIFICATES)).await {
         Ok(kept) => kept.unwrap_or_default(),
-        Err(error) => return Finding::new(NAME, State::Incomplete, error.to_string()),
+        Err(error) => return Finding::untried(NAME, &error),
     };
     judge(NAME, &kept["data"], namespace, SystemTime::now())
 }
