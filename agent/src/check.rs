@@ -5,8 +5,9 @@ mod cluster;
 mod gateway;
 mod issuers;
 
-use std::sync::Arc;
+use std::{io::Write as _, sync::Arc};
 
+use daemon::stdout;
 use serde_json::json;
 
 use crate::{
@@ -88,8 +89,7 @@ pub async fn run(config: &Config, as_json: bool) -> u8 {
         Err(err) => {
             let remedy = "correct gateway.ca_file, gateway.certificate_file and gateway.key_file";
             findings.push(Finding::failed("certificates", chain(&err), remedy));
-            report(&findings, as_json);
-            return EXIT_CONFIG;
+            return report(&findings, as_json, EXIT_CONFIG);
         }
     };
     gateway::identity(&connector, &mut findings);
@@ -98,8 +98,8 @@ pub async fn run(config: &Config, as_json: bool) -> u8 {
     }
     issuers::issuers(config, &connector, &mut findings).await;
     cluster::apiserver(config, &mut findings).await;
-    report(&findings, as_json);
-    if findings.iter().any(|finding| finding.verdict == Verdict::Failed) { EXIT_FAILED } else { 0 }
+    let is_failed = findings.iter().any(|finding| finding.verdict == Verdict::Failed);
+    report(&findings, as_json, if is_failed { EXIT_FAILED } else { 0 })
 }
 
 /// Takes the certificate that the agents look after from where it is kept.
@@ -122,8 +122,17 @@ async fn load(config: &Config, identities: &Identities, findings: &mut Vec<Findi
     }
 }
 
-#[expect(clippy::print_stdout, reason = "the findings are what the command is for")]
-fn report(findings: &[Finding], as_json: bool) {
+/// The exit code of what was found, unless nobody could be told.
+fn report(findings: &[Finding], as_json: bool, code: u8) -> u8 {
+    let Err(error) = stdout::print(&text(findings, as_json)) else { return code };
+    let (code, reason) = stdout::failed(&error);
+    if let Some(reason) = reason {
+        let _ = writeln!(std::io::stderr(), "towline-agent: {reason}");
+    }
+    code
+}
+
+fn text(findings: &[Finding], as_json: bool) -> String {
     if as_json {
         let checks: Vec<_> = findings
             .iter()
@@ -133,20 +142,19 @@ fn report(findings: &[Finding], as_json: bool) {
             })
             .collect();
         let ok = findings.iter().all(|finding| finding.verdict != Verdict::Failed);
-        println!("{}", json!({ "ok": ok, "checks": checks }));
-        return;
+        return json!({ "ok": ok, "checks": checks }).to_string();
     }
+    let mut lines = Vec::new();
     for finding in findings {
-        println!("{:<8} {}: {}", finding.verdict.as_str(), finding.check, finding.detail);
-        if let Some(remedy) = &finding.remedy {
-            println!("         -> {remedy}");
-        }
+        lines.push(format!("{:<8} {}: {}", finding.verdict.as_str(), finding.check, finding.detail));
+        lines.extend(finding.remedy.as_ref().map(|remedy| format!("         -> {remedy}")));
     }
     let failed = findings.iter().filter(|finding| finding.verdict == Verdict::Failed).count();
     let warned = findings.iter().filter(|finding| finding.verdict == Verdict::Warning).count();
-    println!(
+    lines.push(format!(
         "check: {} of {} passed, {warned} warnings, {failed} failed",
         findings.iter().filter(|finding| finding.verdict == Verdict::Passed).count(),
         findings.len()
-    );
+    ));
+    lines.join("\n")
 }

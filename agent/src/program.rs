@@ -7,7 +7,7 @@ use std::{
 
 use clap::{Parser, Subcommand, ValueEnum};
 use daemon::{
-    raise_open_files, signals,
+    raise_open_files, signals, stdout,
     telemetry::{self, LogFormat},
 };
 
@@ -186,9 +186,9 @@ fn broken(mut config: Config) -> Config {
 }
 
 fn say(text: &str) -> ExitCode {
-    // Nobody is left to tell if standard output is closed.
-    let _ = std::io::Write::write_all(&mut std::io::stdout(), text.as_bytes());
-    ExitCode::SUCCESS
+    let Err(error) = stdout::print(text) else { return ExitCode::SUCCESS };
+    let (code, reason) = stdout::failed(&error);
+    reason.map_or_else(|| ExitCode::from(code), |reason| failed(code, &anyhow::anyhow!("{reason}")))
 }
 
 #[expect(clippy::print_stderr, reason = "the log may not be set up")]

@@ -158,9 +158,12 @@ pub fn browser() -> Option<String> {
 /// Whether output may have colour: a terminal, and nobody who asked for none (no-color.org).
 pub fn colour() -> bool {
     use std::io::IsTerminal;
-    std::io::stdout().is_terminal()
-        && text(&["NO_COLOR"]).is_none()
-        && text(&["TERM"]).is_none_or(|term| term != "dumb")
+    std::io::stdout().is_terminal() && text(&["NO_COLOR"]).is_none() && !is_dumb()
+}
+
+/// Whether the terminal is one that shows text and nothing else.
+pub fn is_dumb() -> bool {
+    text(&["TERM"]).is_some_and(|term| term == "dumb")
 }
 
 /// What kubectl tells a credential plugin: JSON with the version it speaks.

@@ -2,7 +2,7 @@
 
 use std::{io, process::ExitCode};
 
-use daemon::chain;
+use daemon::{chain, stdout::UNREAD};
 
 /// Exit code of a failure.
 pub const FAILED: u8 = 1;
@@ -10,9 +10,6 @@ pub const FAILED: u8 = 1;
 pub const USAGE: u8 = 2;
 /// Exit code after Ctrl+C, as shells have it.
 pub const INTERRUPTED: u8 = 130;
-
-/// Exit code of what nobody reads any more, as shells have it of a program that SIGPIPE ended (128 + 13).
-pub const UNREAD: u8 = 141;
 
 /// A failed command.
 #[derive(Debug)]

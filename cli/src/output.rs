@@ -4,10 +4,9 @@
 mod query;
 mod table;
 
-use std::io::Write;
-
 use anyhow::Context as _;
 use clap::{Args, ValueEnum};
+use daemon::stdout;
 use serde_json::Value;
 
 pub use self::table::Column;
@@ -86,10 +85,9 @@ pub fn print_text(text: &str) -> Outcome<()> {
 }
 
 fn to_stdout(text: &str) -> Outcome<()> {
-    let mut out = std::io::stdout().lock();
-    writeln!(out, "{text}").and_then(|()| out.flush()).map_err(|error| match error.kind() {
-        std::io::ErrorKind::BrokenPipe => Failure::unread(error),
-        _ => error.into(),
+    stdout::print(text).map_err(|error| match stdout::failed(&error) {
+        (_, None) => Failure::unread(error),
+        (_, Some(_)) => error.into(),
     })
 }
 

@@ -3,11 +3,11 @@
 
 use std::process::ExitCode;
 
-use daemon::chain;
+use daemon::{chain, stdout::UNREAD};
 
 use crate::{
     api::ApiError,
-    failure::{FAILED, Failure, INTERRUPTED, UNREAD},
+    failure::{FAILED, Failure, INTERRUPTED},
     kubernetes,
     terminal::say,
 };

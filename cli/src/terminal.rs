@@ -4,9 +4,14 @@
 use std::{
     fmt::Write as _,
     io::{IsTerminal, Write as _},
-    sync::{Mutex, PoisonError},
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Instant,
 };
+
+use crate::environment::is_dumb;
 
 /// Stands where a character was that could steer a terminal.
 const REPLACEMENT: char = '\u{fffd}';
@@ -56,10 +61,26 @@ pub fn escape_json(document: &str) -> String {
     out
 }
 
+/// Whether a line that changes stands on the terminal, which has to go before another one is written.
+static CHANGING: AtomicBool = AtomicBool::new(false);
+/// Back to the begin of the line, and nothing on it.
+const CLEAR: &str = "\r\x1b[K";
+
 /// A line for people, to standard error.
 pub fn say(text: &str) {
     // With standard error closed there is nobody to tell.
-    let _ = writeln!(std::io::stderr().lock(), "{}", lines(text));
+    let _ = writeln!(std::io::stderr().lock(), "{}{}", cleared(), lines(text));
+}
+
+/// What takes away the line that changes, if one stands there.
+fn cleared() -> &'static str {
+    if CHANGING.swap(false, Ordering::Relaxed) { CLEAR } else { "" }
+}
+
+/// One line in place of the one before. What does not fit is cut off by the terminal (DECAWM): a line that went on in the
+/// next row could not be taken away.
+fn changed(text: &str) -> String {
+    format!("{CLEAR}\x1b[?7l{}\x1b[?7h", line(text))
 }
 
 /// What is going on, on standard error: one line that changes on a terminal, a line for each change elsewhere.
@@ -73,7 +94,7 @@ pub struct Progress {
 impl Progress {
     /// Begins to show progress of `what` on standard error.
     pub fn new(what: &str) -> Self {
-        let terminal = std::io::stderr().is_terminal();
+        let terminal = std::io::stderr().is_terminal() && !is_dumb();
         let this = Self { what: what.to_owned(), begun: Instant::now(), terminal, last: Mutex::default() };
         if !terminal {
             say(&format!("{what} ..."));
@@ -84,13 +105,10 @@ impl Progress {
     /// Says how far it is.
     pub fn note(&self, state: &str) {
         if self.terminal {
-            let _ = write!(
-                std::io::stderr().lock(),
-                "\r\x1b[K{} ... {} ({} s)",
-                self.what,
-                line(state),
-                self.begun.elapsed().as_secs()
-            );
+            let said = format!("{} ... {state} ({} s)", self.what, self.begun.elapsed().as_secs());
+            let mut err = std::io::stderr().lock();
+            let _ = write!(err, "{}", changed(&said));
+            CHANGING.store(true, Ordering::Relaxed);
             return;
         }
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
@@ -103,9 +121,8 @@ impl Progress {
 
 impl Drop for Progress {
     fn drop(&mut self) {
-        if self.terminal {
-            let _ = write!(std::io::stderr().lock(), "\r\x1b[K");
-        }
+        let mut err = std::io::stderr().lock();
+        let _ = write!(err, "{}", cleared());
     }
 }
 
@@ -126,6 +143,14 @@ mod tests {
         assert_eq!(line("a\u{1b}b\tc\nd"), "a\u{fffd}b c d");
         assert_eq!(lines("a\u{9b}\nb"), "a\u{fffd}\nb");
         assert_eq!((shortened("abc", 3), shortened("abcd", 3)), ("abc".to_owned(), "ab…".to_owned()));
+    }
+
+    #[test]
+    fn i2_a_line_that_changes_takes_one_row_and_is_gone_before_another_is_written() {
+        let shown = changed("making\nit \u{1b}[31m");
+        assert_eq!(shown, "\r\x1b[K\x1b[?7lmaking it \u{fffd}[31m\x1b[?7h");
+        CHANGING.store(true, Ordering::Relaxed);
+        assert_eq!((cleared(), cleared()), (CLEAR, ""));
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::{io::Write, path::PathBuf, process::ExitCode};
 use clap::{Parser, Subcommand};
 use tracing::Instrument as _;
 
-use daemon::{Shutdown, TaskGroup, chain, raise_open_files, signals, telemetry};
+use daemon::{Shutdown, TaskGroup, chain, raise_open_files, signals, stdout, telemetry};
 
 use crate::{
     Extras, Gateway, checks,
@@ -265,7 +265,7 @@ fn make(args: Init) -> ExitCode {
     let Init { url, directory, listen, admin, certificate, key } = args;
     let plan = init::Plan { directory, url, listen, admin, certificate: certificate.zip(key) };
     match init::init(&plan) {
-        Ok(made) => say(&format!("{made:#}")),
+        Ok(made) => said(&format!("{made:#}"), ONCE),
         Err(error @ (init::InitError::Url(_) | init::InitError::Exists(_) | init::InitError::Given(_))) => {
             fail(BAD_CONFIG, &error)
         }
@@ -395,10 +395,22 @@ fn checked(config: &Config, file: &std::path::Path) -> ExitCode {
     say(&format!("{}: no faults", file.display()))
 }
 
+/// What to do where the secret of a new owner was printed for nobody.
+const ONCE: Option<&str> =
+    Some("the gateway is made, and nobody has its owner's secret: towline-gateway renew-owner-secret prints another");
+
 fn say(text: &str) -> ExitCode {
-    // Nobody is left to tell if standard output is closed.
-    let _ = writeln!(std::io::stdout(), "{text}");
-    ExitCode::SUCCESS
+    said(text, None)
+}
+
+/// Prints a result. `lost`: what else to say where it could not be printed.
+fn said(text: &str, lost: Option<&str>) -> ExitCode {
+    let Err(error) = stdout::print(text) else { return ExitCode::SUCCESS };
+    let (code, reason) = stdout::failed(&error);
+    if let Some(lost) = lost {
+        let _ = writeln!(std::io::stderr(), "towline-gateway: {lost}");
+    }
+    reason.map_or_else(|| ExitCode::from(code), |reason| fail(code, reason))
 }
 
 fn fail(code: u8, error: &(dyn std::error::Error + 'static)) -> ExitCode {

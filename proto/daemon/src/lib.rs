@@ -9,6 +9,7 @@
 //! | [`admin`] | the listener for operators and probes |
 //! | [`release`] | the version of this program |
 //! | [`settings`] | settings files: every fault of one at once; durations |
+//! | [`stdout`] | what is printed: the whole of it, or why not |
 //! | [`shares`] | bounded tables that nobody keeps others out of |
 //! | [`tcp`] | names to addresses, and to the first that answers (Happy Eyeballs) |
 //! | [`Backoff`] | waits between attempts |
@@ -25,6 +26,7 @@ pub mod settings;
 pub mod shares;
 mod shutdown;
 mod signals;
+pub mod stdout;
 mod tasks;
 pub mod tcp;
 pub mod telemetry;
