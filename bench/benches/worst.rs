@@ -149,7 +149,7 @@ fn bodies(c: &mut Criterion) {
             });
         }
     }
-    // A row of the store is read and written where its request is served; who reads several yields between them.
+    // Such rows are read and written beside the thread that serves their request; who reads several yields between them.
     for (name, text) in [("of names", names(LONG)), ("of lists", lists(LONG))] {
         let kept: Value = serde_json::from_str(&text).expect("a document");
         group.bench_function(format!("a row {name}, {LONG} bytes, read"), |b| {

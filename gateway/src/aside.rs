@@ -22,12 +22,21 @@ const AT_ONCE: usize = 2;
 const DOCUMENTS_AT_ONCE: usize = 1;
 /// Pieces at once of work that borrows from its request ([`here`], [`turns`]).
 const IN_PLACE_AT_ONCE: usize = 2;
+/// The same of who follows the store ([`following`]): there is one in a process.
+const FOLLOWERS_AT_ONCE: usize = 1;
 
 static USERS: Semaphore = Semaphore::const_new(AT_ONCE);
 static DOCUMENTS: Semaphore = Semaphore::const_new(DOCUMENTS_AT_ONCE);
 /// Its places are held for a turn only, never while something is waited for. So what waits for one of the other places
 /// within a turn waits for nothing that waits for a turn.
 static IN_PLACE: Semaphore = Semaphore::const_new(IN_PLACE_AT_ONCE);
+/// As [`IN_PLACE`].
+static FOLLOWERS: Semaphore = Semaphore::const_new(FOLLOWERS_AT_ONCE);
+
+tokio::task_local! {
+    /// Whether what runs here follows the store, and takes its places and no user's.
+    static FOLLOWING: ();
+}
 
 thread_local! {
     /// Whether this thread is in a turn, within which no second place is taken.
@@ -64,6 +73,17 @@ async fn within<T: Send + 'static>(
     working.await
 }
 
+/// Does all of a future as one that follows the store: a withdrawn right is known in its time, however many long bodies
+/// users read, and users do not wait for a snapshot that is read anew.
+pub async fn following<F: Future>(future: F) -> F::Output {
+    FOLLOWING.scope((), future).await
+}
+
+/// The places of work that borrows.
+fn places() -> &'static Semaphore {
+    if FOLLOWING.try_with(|()| ()).is_ok() { &FOLLOWERS } else { &IN_PLACE }
+}
+
 /// Does work that borrows from its request. If it is long, the runtime hands all other tasks of this thread to another
 /// thread first.
 pub async fn here<T>(is_long: bool, work: impl FnOnce() -> T) -> T {
@@ -71,8 +91,14 @@ pub async fn here<T>(is_long: bool, work: impl FnOnce() -> T) -> T {
         return work();
     }
     // Never closed, as above.
-    let _place = IN_PLACE.acquire().await.ok();
+    let _place = places().acquire().await.ok();
     apart(work)
+}
+
+/// The same of work in a transaction, which waits for no place: what it holds is bounded already, and others wait for
+/// that.
+pub fn held<T>(is_long: bool, work: impl FnOnce() -> T) -> T {
+    if is_long && !IN_A_TURN.get() { apart(work) } else { work() }
 }
 
 /// Waits for a future. If it is long, each of its turns is taken as the work of [`here`] is. A lock or a transaction
@@ -83,7 +109,7 @@ pub async fn turns<F: Future>(is_long: bool, future: F) -> F::Output {
     }
     let mut future = pin!(future);
     loop {
-        let place = IN_PLACE.acquire().await.ok();
+        let place = places().acquire().await.ok();
         let turn = poll_fn(|cx| Ready(apart(|| future.as_mut().poll(cx)))).await;
         drop(place);
         if let Ready(output) = turn {
@@ -154,7 +180,38 @@ mod tests {
         };
         let sums = futures_util::future::join_all((0..4 * IN_PLACE_AT_ONCE).map(one)).await;
         assert_eq!(sums, (0..4 * IN_PLACE_AT_ONCE).map(|n| 2 * n).collect::<Vec<_>>());
-        assert_eq!(IN_PLACE.available_permits(), IN_PLACE_AT_ONCE);
+        // All places are free again, those that another test holds for a moment in the end.
+        let all = IN_PLACE.acquire_many(IN_PLACE_AT_ONCE as u32);
+        assert!(tokio::time::timeout(PATIENCE, all).await.is_ok());
+    }
+
+    /// A snapshot that is read anew held up the lists of users, and long lists the withdrawal of a right.
+    #[tokio::test]
+    async fn who_follows_the_store_and_users_do_not_wait_for_one_another() {
+        let users = IN_PLACE.acquire_many(IN_PLACE_AT_ONCE as u32).await.unwrap();
+        assert_eq!(following(here(true, || 7)).await, 7);
+        assert_eq!(following(turns(true, async { here(true, || 8).await })).await, 8);
+        drop(users);
+        let follower = FOLLOWERS.acquire_many(FOLLOWERS_AT_ONCE as u32).await.unwrap();
+        assert_eq!(here(true, || 9).await, 9);
+        // What a follower begins with a place of its own waits for that.
+        let mut waits = Box::pin(following(here(true, || 10)));
+        assert!(futures_util::poll!(&mut waits).is_pending());
+        drop(follower);
+        assert_eq!(waits.await, 10);
+    }
+
+    /// A transaction that waited for users' work would hold up all writes.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+    async fn long_work_in_a_transaction_waits_for_no_place_and_leaves_its_thread_to_others() {
+        let users = IN_PLACE.acquire_many(IN_PLACE_AT_ONCE as u32).await.unwrap();
+        let (tell, told) = mpsc::channel();
+        let one = tokio::spawn(async move {
+            tokio::spawn(async move { tell.send(()) });
+            held(true, move || told.recv_timeout(PATIENCE))
+        });
+        assert_eq!(one.await.unwrap(), Ok(()));
+        drop(users);
     }
 
     /// Users' long bodies held up the documents of all clusters.

@@ -32,6 +32,7 @@ use self::{
 };
 use crate::{
     api_error::ApiError,
+    aside::following,
     catalogue::Catalogue,
     config::api::Api,
     directory::{DELETED, Deciding, Directory},
@@ -363,7 +364,7 @@ impl Control {
         let (mut written, mut anew) = (self.store.watch(), self.anew.asked.subscribe());
         loop {
             let mut look_every = if self.replicas.get().is_some() { LOOK_AS_REPLICA } else { LOOK_EVERY };
-            match self.read_new().await {
+            match following(self.read_new()).await {
                 Ok(true) => continue,
                 Ok(false) => {}
                 Err(error) => {

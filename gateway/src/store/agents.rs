@@ -8,8 +8,9 @@ use sqlx::{AnyConnection, Row, any::AnyRow};
 
 use super::{
     Store, StoreError, Together, is_text,
-    resources::{COLUMNS, Stored, below, each, stored},
+    resources::{AT_ONCE_BYTES, COLUMNS, Stored, below, each, single, stored},
 };
+use crate::aside::held;
 
 /// The kind of resources that have such a row.
 pub const KIND: &str = "microsoft.kubernetes/connectedclusters";
@@ -115,7 +116,7 @@ impl Store {
         }
         let sql = sqlx::AssertSqlSafe(joined(JOINED_ONE));
         let row = sqlx::query(sql).bind(key).fetch_optional(&self.readers).await?;
-        row.as_ref().map(both).transpose()
+        single(row.as_ref(), both).await
     }
 
     /// As [`Self::page`], each resource with its agents' row, in one statement (C9).
@@ -415,7 +416,8 @@ async fn name(connection: &mut AnyConnection, key: &str, between: Option<(&str, 
     let rows = sqlx::query(sql).bind(key).bind(from).bind(to).fetch_all(&mut *connection).await?;
     for row in &rows {
         let (key, body): (String, String) = (row.try_get(0)?, row.try_get(1)?);
-        let body: Value = serde_json::from_str(&body).unwrap_or_default();
+        let is_long = body.len() > AT_ONCE_BYTES;
+        let body: Value = held(is_long, || serde_json::from_str(&body).unwrap_or_default());
         let Some(principal) = principal_of(&body) else { continue };
         let sql = "UPDATE agents SET principal = $1 WHERE resource_key = $2 AND principal IS NULL";
         sqlx::query(sql).bind(principal).bind(key).execute(&mut *connection).await?;

@@ -1,5 +1,7 @@
 //! The one way in which resources and operations change: a batch, all of it under one revision or nothing.
 
+use std::borrow::Cow;
+
 use serde_json::Value;
 use sqlx::{AnyConnection, Row};
 
@@ -9,10 +11,14 @@ use super::{
     Backend, Store, StoreError, Write, agents, events, is_text, logs,
     operations::{self, Claim, Operation, Status},
     parts, replicas,
-    resources::{Stored, below, is_deleting, revision_of},
+    resources::{AT_ONCE_BYTES, Stored, below, is_text_of_deleting, revision_of},
     statuses,
 };
-use crate::random;
+use crate::{
+    answers,
+    aside::{held, here},
+    random,
+};
 
 /// Entries of a batch at most, all four kinds together.
 pub const BATCH_ENTRIES: usize = 10_000;
@@ -135,12 +141,14 @@ impl Store {
         if batch.is_empty() {
             return Ok(Ok(Applied { revision: self.revision().await?, deleted: 0 }));
         }
-        repeated!(self.apply_once(batch))
+        // Before others wait for the transaction.
+        let bodies = batch.bodies().await;
+        repeated!(self.apply_once(batch, &bodies))
     }
 
-    async fn apply_once(&self, batch: &Batch) -> Result<Result<Applied, Refused>, StoreError> {
+    async fn apply_once(&self, batch: &Batch, bodies: &[String]) -> Result<Result<Applied, Refused>, StoreError> {
         let mut write = self.write().await?;
-        match batch.steps(&mut write).await? {
+        match batch.steps(&mut write, bodies).await? {
             Ok(applied) => {
                 if self.backend == Backend::Postgres && applied.revision == write.revision {
                     replicas::announce(write.together.connection(), applied.revision).await?;
@@ -179,7 +187,24 @@ impl Batch {
         self.entries() == 0
     }
 
-    async fn steps(&self, write: &mut Write) -> Step<Applied> {
+    /// What is put, as it is kept; but for what passes to others without the revision of that, which is not known yet.
+    async fn bodies(&self) -> Vec<String> {
+        let mut bodies = Vec::with_capacity(self.puts.len());
+        for (resource, _) in &self.puts {
+            let write = || match resource.body.as_object() {
+                Some(body) if body.contains_key(PASSED_AT) && self.renews.contains(&resource.key) => {
+                    let mut body = body.clone();
+                    body.remove(PASSED_AT);
+                    Value::Object(body).to_string()
+                }
+                _ => resource.body.to_string(),
+            };
+            bodies.push(here(!answers::is_short(&resource.body), write).await);
+        }
+        bodies
+    }
+
+    async fn steps(&self, write: &mut Write, bodies: &[String]) -> Step<Applied> {
         let mut applied = Applied { revision: write.revision, deleted: 0 };
         let connection = write.together.connection();
         if let Some(claim) = &self.claim
@@ -213,14 +238,10 @@ impl Batch {
                 Err(refused) => return Ok(Err(refused)),
             }
         }
-        for (resource, expect) in &self.puts {
-            let body = match resource.body.as_object() {
-                Some(body) if self.renews.contains(&resource.key) => {
-                    let mut body = body.clone();
-                    body.insert(PASSED_AT.to_owned(), applied.revision.into());
-                    Value::Object(body).to_string()
-                }
-                _ => resource.body.to_string(),
+        for ((resource, expect), body) in self.puts.iter().zip(bodies) {
+            let body = match self.renews.contains(&resource.key) {
+                true => Cow::Owned(passed(body, applied.revision)),
+                false => Cow::Borrowed(body.as_str()),
             };
             if let Err(refused) = put(connection, applied.revision, resource, &body, *expect).await? {
                 return Ok(Err(refused));
@@ -246,6 +267,15 @@ impl Batch {
             sqlx::query("UPDATE revisions SET revision = $1").bind(applied.revision).execute(connection).await?;
         }
         Ok(Ok(applied))
+    }
+}
+
+/// A body with the revision at which it passes to others; what is no object stays.
+fn passed(body: &str, revision: i64) -> String {
+    match body.strip_prefix('{') {
+        Some("}") => format!("{{\"{PASSED_AT}\":{revision}}}"),
+        Some(rest) => format!("{{\"{PASSED_AT}\":{revision},{rest}"),
+        None => body.to_owned(),
     }
 }
 
@@ -290,14 +320,19 @@ async fn renew(connection: &mut AnyConnection, revision: i64, key: &str) -> Resu
         let rows = sqlx::query(BELOW).bind(&from).bind(&to).bind(ROWS_A_TURN).fetch_all(&mut *connection).await?;
         for row in &rows {
             let (key, text): (String, String) = (row.try_get(0)?, row.try_get(1)?);
-            let mut body = serde_json::from_str(&text).map_err(|error| StoreError::Row {
+            let has_secrets: i64 = row.try_get(2)?;
+            let renewed = held(text.len() > AT_ONCE_BYTES, || {
+                let mut body = serde_json::from_str(&text)?;
+                let is_new = new_identity(&mut body) || has_secrets != 0;
+                Ok(is_new.then(|| body.to_string()))
+            });
+            let renewed = renewed.map_err(|error: serde_json::Error| StoreError::Row {
                 table: "resources",
                 reason: format!("the body of {key}: {error}"),
             })?;
-            let has_secrets: i64 = row.try_get(2)?;
-            if new_identity(&mut body) || has_secrets != 0 {
+            if let Some(body) = renewed {
                 let sql = "UPDATE resources SET revision = $1, body = $2, protected = NULL WHERE resource_key = $3";
-                let query = sqlx::query(sql).bind(revision).bind(body.to_string()).bind(&key);
+                let query = sqlx::query(sql).bind(revision).bind(body).bind(&key);
                 query.execute(&mut *connection).await?;
                 statuses::keep_until(connection, &key, None).await?;
             }
@@ -330,8 +365,7 @@ async fn going(connection: &mut AnyConnection, parent: &str) -> Result<Option<(S
     );
     let query = keys.iter().fold(sqlx::query(sqlx::AssertSqlSafe(sql)), |query, key| query.bind(*key));
     for row in query.fetch_all(&mut *connection).await? {
-        let body: String = row.try_get(2)?;
-        if is_deleting(&serde_json::from_str(&body).unwrap_or_default()) {
+        if is_text_of_deleting(row.try_get(2)?) {
             return Ok(Some((row.try_get(0)?, row.try_get(1)?)));
         }
     }
@@ -368,8 +402,8 @@ async fn stands(connection: &mut AnyConnection, key: &str) -> Step<()> {
     let Some(row) = sqlx::query(sql).bind(key).fetch_optional(connection).await? else {
         return Ok(Err(Refused::Changed { key: key.to_owned(), found: None }));
     };
-    let (revision, body): (i64, String) = (row.try_get(0)?, row.try_get(1)?);
-    if is_deleting(&serde_json::from_str(&body).unwrap_or_default()) {
+    let (revision, body): (i64, &str) = (row.try_get(0)?, row.try_get(1)?);
+    if is_text_of_deleting(body) {
         return Ok(Err(Refused::Changed { key: key.to_owned(), found: Some(revision) }));
     }
     Ok(Ok(()))
@@ -480,5 +514,20 @@ fn check(batch: &Batch) -> Result<(), StoreError> {
     match operations.chain(others).find(|text| !is_text(text)) {
         Some(text) => fault(text, "it has a NUL character"),
         None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn body_that_passes_to_others_says_at_which_revision() {
+        for (body, expected) in
+            [(r#"{}"#, r#"{"passedAt":7}"#), (r#"{"a":{"b":1}}"#, r#"{"passedAt":7,"a":{"b":1}}"#), ("[1]", "[1]")]
+        {
+            assert_eq!(passed(body, 7), expected);
+        }
+        assert_eq!(PASSED_AT, "passedAt");
     }
 }

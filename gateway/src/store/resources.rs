@@ -1,16 +1,23 @@
 //! Resources of every kind in one table: what a kind is stands in its plug-in, not here. Reading them; [`super::batch`]
 //! writes.
 
+use std::borrow::Cow;
+
+use serde::Deserialize;
 use serde_json::Value;
 use sqlx::{AnyConnection, Row, any::AnyRow};
 
 use super::{Store, StoreError, is_text};
+use crate::aside::here;
 
 /// Rows of a page at most.
 pub const PAGE_ROWS: u32 = 1000;
 
 /// Rows that are read before other requests have their turn.
 const ROWS_A_TURN: usize = 4;
+
+/// Bytes of bodies that are read in one go where their request is served: 4 ms if they are all small values.
+pub(super) const AT_ONCE_BYTES: usize = 32 * 1024;
 
 /// A resource as kept.
 #[derive(Debug, Clone, PartialEq)]
@@ -41,7 +48,24 @@ impl Stored {
 /// Whether what has this body is being deleted.
 pub(super) fn is_deleting(body: &Value) -> bool {
     let state = body.get("properties").and_then(|properties| properties.get("provisioningState"));
-    state.is_some_and(|state| state == "Deleting")
+    state.is_some_and(|state| state == DELETING)
+}
+
+const DELETING: &str = "Deleting";
+
+/// The same of a body as it is kept, of which nothing else is taken in.
+pub(super) fn is_text_of_deleting(body: &str) -> bool {
+    #[derive(Deserialize)]
+    struct Outline<'a> {
+        #[serde(borrow, default)]
+        properties: Properties<'a>,
+    }
+    #[derive(Deserialize, Default)]
+    struct Properties<'a> {
+        #[serde(borrow, default, rename = "provisioningState")]
+        state: Cow<'a, str>,
+    }
+    serde_json::from_str::<Outline<'_>>(body).is_ok_and(|body| body.properties.state == DELETING)
 }
 
 pub(super) const COLUMNS: &str = "resource_key, kind, parent_key, id, revision, body, protected";
@@ -60,7 +84,7 @@ impl Store {
             return Ok(None);
         }
         let row = sqlx::query(select(ONE)).bind(key).fetch_optional(&self.readers).await?;
-        row.as_ref().map(stored).transpose()
+        single(row.as_ref(), stored).await
     }
 
     /// Up to `rows` resources ([`PAGE_ROWS`] at most) of a kind anywhere below `within` (a key; empty: everywhere), in
@@ -138,16 +162,30 @@ pub(super) async fn revision_of(connection: &mut AnyConnection, key: &str) -> Re
     Ok(row.map(|row| row.try_get(0)).transpose()?)
 }
 
-/// Reads rows, a few at a time: a body has up to 256 KiB, and a page a thousand of them.
+/// Bytes of the body in a row.
+fn length(row: &AnyRow) -> usize {
+    row.try_get::<&str, _>("body").map_or(0, str::len)
+}
+
+/// Reads a row, a long one beside the thread that serves its request.
+pub(super) async fn single<T>(
+    row: Option<&AnyRow>,
+    read: impl FnOnce(&AnyRow) -> Result<T, StoreError>,
+) -> Result<Option<T>, StoreError> {
+    let Some(row) = row else { return Ok(None) };
+    here(length(row) > AT_ONCE_BYTES, || read(row)).await.map(Some)
+}
+
+/// Reads rows, a few at a time, as [`single`]: a body has up to 256 KiB, and a page a thousand of them.
 pub(super) async fn each<T>(
     rows: &[AnyRow],
     read: impl Fn(&AnyRow) -> Result<T, StoreError>,
 ) -> Result<Vec<T>, StoreError> {
     let mut all = Vec::with_capacity(rows.len());
     for turn in rows.chunks(ROWS_A_TURN) {
-        for row in turn {
-            all.push(read(row)?);
-        }
+        let is_long = turn.iter().map(length).sum::<usize>() > AT_ONCE_BYTES;
+        let read = || turn.iter().map(&read).collect::<Result<Vec<T>, StoreError>>();
+        all.extend(here(is_long, read).await?);
         tokio::task::yield_now().await;
     }
     Ok(all)
@@ -167,4 +205,75 @@ pub(super) fn stored(row: &AnyRow) -> Result<Stored, StoreError> {
         body,
         key,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{sync::mpsc, time::Duration};
+
+    use serde_json::json;
+
+    use super::*;
+    use crate::store::batch::Expect;
+
+    /// Far longer than anything here takes.
+    const PATIENCE: Duration = Duration::from_secs(60);
+
+    /// A row of 256 KiB took 29 ms of a thread that serves others, a page of them minutes.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+    async fn long_row_is_read_beside_the_thread_that_serves_others() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open_file(&dir.path().join("towline.db")).await.unwrap();
+        let of = |name: &str, length: usize| Stored {
+            key: format!("/subscriptions/{name}"),
+            kind: "k".to_owned(),
+            parent: String::new(),
+            id: format!("/subscriptions/{name}"),
+            revision: 0,
+            body: json!({"name": name, "text": "x".repeat(length)}),
+            protected: None,
+        };
+        for stored in [of("a", AT_ONCE_BYTES), of("b", 8), of("c", AT_ONCE_BYTES / 2), of("d", AT_ONCE_BYTES / 2)] {
+            store.put(&stored, Expect::Absent).await.unwrap().unwrap();
+        }
+        // The task that it waits for runs on the only thread there is.
+        let reads_while_others_run = |rows: Vec<AnyRow>| {
+            tokio::spawn(async move {
+                let wait = |row: &AnyRow| {
+                    let (tell, told) = mpsc::channel();
+                    tokio::spawn(async move { tell.send(()) });
+                    told.recv_timeout(PATIENCE)
+                        .map_err(|_| StoreError::Row { table: "resources", reason: String::new() })?;
+                    stored(row)
+                };
+                if rows.len() > 1 {
+                    return each(&rows, wait).await.map(|all| all.len());
+                }
+                single(rows.first(), wait).await.map(|found| usize::from(found.is_some()))
+            })
+        };
+        let rows = async |after: &str, rows| store.page_rows(select(PAGE), "k", "", after, rows).await.unwrap();
+        assert_eq!(reads_while_others_run(rows("", 1).await).await.unwrap().unwrap(), 1, "one long row");
+        assert_eq!(reads_while_others_run(rows("", 2).await).await.unwrap().unwrap(), 2, "a long one on a page");
+        let others = rows("/subscriptions/a", 9).await;
+        assert_eq!(reads_while_others_run(others).await.unwrap().unwrap(), 3, "short ones that are long together");
+    }
+
+    #[test]
+    fn text_tells_of_a_deletion_what_the_body_tells() {
+        for body in [
+            json!({"properties": {"provisioningState": "Deleting", "x": [1, {"y": null}]}}),
+            json!({"properties": {"provisioningState": "Succeeded"}}),
+            json!({"properties": {"provisioningState": 7}}),
+            json!({"properties": {}}),
+            json!({"properties": null}),
+            json!({"properties": [], "provisioningState": "Deleting"}),
+            json!({"x": 1}),
+            json!([]),
+        ] {
+            assert_eq!(is_text_of_deleting(&body.to_string()), is_deleting(&body), "{body}");
+        }
+        assert!(is_text_of_deleting(r#"{"properties": {"provisioningState": "Delet\u0069ng"}}"#));
+        assert!(!is_text_of_deleting("no JSON"));
+    }
 }
