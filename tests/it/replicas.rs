@@ -407,7 +407,7 @@ fn killed() -> anyhow::Result<()> {
         for _ in 0..4 {
             scope.spawn(|| load(&replicas, &site, &token, &stop, &counts));
         }
-        let outcome = (0..6).try_for_each(|round| {
+        let outcome = (0..3).try_for_each(|round| {
             let there = holders(&replicas, &site, 2)?;
             more(&counts, 20)?;
             // One that has a tunnel, and one that may have none, in turn.
