@@ -61,26 +61,32 @@ pub fn escape_json(document: &str) -> String {
     out
 }
 
-/// Whether a line that changes stands on the terminal, which has to go before another one is written.
-static CHANGING: AtomicBool = AtomicBool::new(false);
+/// The last row of the terminal.
+static ROW: Row = Row(AtomicBool::new(false));
 /// Back to the begin of the line, and nothing on it.
 const CLEAR: &str = "\r\x1b[K";
 
 /// A line for people, to standard error.
 pub fn say(text: &str) {
     // With standard error closed there is nobody to tell.
-    let _ = writeln!(std::io::stderr().lock(), "{}{}", cleared(), lines(text));
+    let _ = writeln!(std::io::stderr().lock(), "{}{}", ROW.cleared(), lines(text));
 }
 
-/// What takes away the line that changes, if one stands there.
-fn cleared() -> &'static str {
-    if CHANGING.swap(false, Ordering::Relaxed) { CLEAR } else { "" }
-}
+/// Whether a line that changes stands in a row, which has to go before another one is written.
+struct Row(AtomicBool);
 
-/// One line in place of the one before. What does not fit is cut off by the terminal (DECAWM): a line that went on in the
-/// next row could not be taken away.
-fn changed(text: &str) -> String {
-    format!("{CLEAR}\x1b[?7l{}\x1b[?7h", line(text))
+impl Row {
+    /// What takes the line away, if one stands there.
+    fn cleared(&self) -> &'static str {
+        if self.0.swap(false, Ordering::Relaxed) { CLEAR } else { "" }
+    }
+
+    /// A line in place of the one before. What does not fit is cut off by the terminal (DECAWM): a line that went on in
+    /// the next row could not be taken away.
+    fn changed(&self, text: &str) -> String {
+        self.0.store(true, Ordering::Relaxed);
+        format!("{CLEAR}\x1b[?7l{}\x1b[?7h", line(text))
+    }
 }
 
 /// What is going on, on standard error: one line that changes on a terminal, a line for each change elsewhere.
@@ -107,8 +113,7 @@ impl Progress {
         if self.terminal {
             let said = format!("{} ... {state} ({} s)", self.what, self.begun.elapsed().as_secs());
             let mut err = std::io::stderr().lock();
-            let _ = write!(err, "{}", changed(&said));
-            CHANGING.store(true, Ordering::Relaxed);
+            let _ = write!(err, "{}", ROW.changed(&said));
             return;
         }
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
@@ -122,7 +127,7 @@ impl Progress {
 impl Drop for Progress {
     fn drop(&mut self) {
         let mut err = std::io::stderr().lock();
-        let _ = write!(err, "{}", cleared());
+        let _ = write!(err, "{}", ROW.cleared());
     }
 }
 
@@ -147,10 +152,10 @@ mod tests {
 
     #[test]
     fn i2_a_line_that_changes_takes_one_row_and_is_gone_before_another_is_written() {
-        let shown = changed("making\nit \u{1b}[31m");
-        assert_eq!(shown, "\r\x1b[K\x1b[?7lmaking it \u{fffd}[31m\x1b[?7h");
-        CHANGING.store(true, Ordering::Relaxed);
-        assert_eq!((cleared(), cleared()), (CLEAR, ""));
+        let row = Row(AtomicBool::new(false));
+        assert_eq!(row.cleared(), "");
+        assert_eq!(row.changed("making\nit \u{1b}[31m"), "\r\x1b[K\x1b[?7lmaking it \u{fffd}[31m\x1b[?7h");
+        assert_eq!((row.cleared(), row.cleared()), (CLEAR, ""));
     }
 
     #[test]
