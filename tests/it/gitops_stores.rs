@@ -21,6 +21,10 @@ use tests::{
 
 use crate::gitops::{FIRST, Gitops, INTERVAL, SOON, kustomization};
 
+/// A host that is only known to source-controller; its first part is the account that every Azurite has.
+const ACCOUNT_HOST: &str = "devstoreaccount1.blob.test";
+const PFX_PASSWORD: &str = "a password of PKCS 12";
+
 pub fn tests() -> Vec<Trial> {
     if !full() {
         return Vec::new();
@@ -103,13 +107,18 @@ fn stores() -> anyhow::Result<()> {
     })?;
     let blobs = Server::start("azurite", |at| {
         let mut command = Command::new("node");
-        command.arg(&azurite).args(["--silent", "--skipApiVersionCheck", "--blobHost", &at.ip().to_string()]);
-        command.args(["--blobPort", &at.port().to_string(), "--location"]).arg(scratch("gitops-azurite-data"));
+        command.arg(&azurite).args(["--silent", "--skipApiVersionCheck", "--disableTelemetry"]);
+        command
+            .args(["--blobHost", &at.ip().to_string(), "--blobPort", &at.port().to_string(), "--location"])
+            .arg(scratch("gitops-azurite-data"));
         command
     })?;
     s3.write(&python, "s3", "apps/bucket.yaml", &map("bucket", "one"))?;
-    let sas = blobs.write(&python, "blob", "apps/blob.yaml", &map("blob", "one"))?.trim().to_owned();
+    let printed = blobs.write(&python, "blob", "apps/blob.yaml", &map("blob", "one"))?;
+    let (sas, account_key) = printed.trim().split_once('\n').context("no token and no key")?;
+    let (sas, account_key) = (sas.trim().to_owned(), account_key.trim().to_owned());
     note_secret(&sas)?;
+    note_secret(&account_key)?;
     let of = |kind: &str, source: &str, settings: Value| {
         json!({
             "scope": "cluster", "namespace": "gitops", "sourceKind": kind, source: settings,
@@ -151,5 +160,78 @@ fn stores() -> anyhow::Result<()> {
     is("blob", "two", SOON)?;
     gitops.delete("bucket")?;
     gitops.delete("blob")?;
+    account(&gitops, &blobs, &account_key)?;
+    principal(&gitops, &blobs, &blobs.write(&python, "pfx", "-", PFX_PASSWORD)?)?;
     gitops.end()
+}
+
+/// A configuration that follows the container by these credentials.
+fn container(url: &str, credentials: &Value) -> Value {
+    let mut source = json!({
+        "url": url, "containerName": "fleet", "syncIntervalInSeconds": INTERVAL, "timeoutInSeconds": 60,
+    });
+    for (name, value) in credentials.as_object().into_iter().flatten() {
+        source[name] = value.clone();
+    }
+    json!({
+        "scope": "cluster", "namespace": "gitops", "sourceKind": "AzureBlob", "azureBlob": source,
+        "kustomizations": {"apps": kustomization("apps")},
+    })
+}
+
+/// The key of the account, whose name is the first part of the host: source-controller is told the address of that host.
+fn account(gitops: &Gitops, blobs: &Server, key: &str) -> anyhow::Result<()> {
+    let refused = gitops.put("shared", &container(&blobs.url, &json!({ "accountKey": key }))).err();
+    let refused = refused.map(|error| error.to_string()).unwrap_or_default();
+    ensure!(refused.contains("400") && refused.contains("this host is an IP address"), "{refused}");
+    ensure!(!refused.contains(key));
+
+    let port = blobs.url.rsplit(':').next().unwrap_or_default();
+    let aliases = json!([{"ip": cluster().get("CLUSTER_HOST_IP"), "hostnames": [ACCOUNT_HOST]}]);
+    let patch = json!({"spec": {"template": {"spec": {"hostAliases": aliases}}}}).to_string();
+    let controller = ["-n", "flux-system", "deployment/source-controller"];
+    gitops.admin.ok(&["patch", controller[2], controller[0], controller[1], "-p", &patch])?;
+    gitops.admin.ok(&["rollout", "status", controller[2], controller[0], controller[1], "--timeout=180s"])?;
+
+    let url = format!("http://{ACCOUNT_HOST}:{port}");
+    // As programs write base64 into files.
+    gitops.put("shared", &container(&url, &json!({"accountKey": format!("{key}\n")})))?;
+    let shown = gitops.await_compliant("shared", "sha256:", FIRST)?;
+    ensure!(!shown.to_string().contains(key), "{shown:#}");
+    ensure!(gitops.field("gitops", "configmap/blob", "{.data.greeting}")? == "two");
+    let other = BASE64.encode([7; 64]);
+    note_secret(&other)?;
+    gitops.put("shared", &container(&url, &json!({ "accountKey": other })))?;
+    let shown = gitops.await_shown("shared", "is refused", SOON, |shown| {
+        shown["complianceState"] == "Non-Compliant" && shown.to_string().contains("AuthorizationFailure")
+    })?;
+    ensure!(!shown.to_string().contains(&other), "{shown:#}");
+    gitops.put("shared", &container(&url, &json!({ "accountKey": key })))?;
+    gitops.await_compliant("shared", "sha256:", SOON)?;
+    gitops.delete("shared")
+}
+
+/// A service principal, whose sign-in is at a host of Azure that no test has: what there is to see is that source-controller
+/// reads its certificate, and sends nothing in clear text.
+fn principal(gitops: &Gitops, blobs: &Server, pfx: &str) -> anyhow::Result<()> {
+    let of = |password: &str| {
+        container(
+            &format!("{}/devstoreaccount1", blobs.url),
+            &json!({"servicePrincipal": {
+                "clientId": "00000000-0000-4000-8000-000000000001", "tenantId": "00000000-0000-4000-8000-000000000002",
+                "clientCertificate": pfx, "clientCertificatePassword": password,
+            }}),
+        )
+    };
+    let is_told = |what: &'static str| {
+        gitops.await_shown("principal", what, SOON, |shown| {
+            shown["complianceState"] == "Non-Compliant" && shown.to_string().contains(what)
+        })
+    };
+    gitops.put("principal", &of("another"))?;
+    is_told("failed to parse client certificates")?;
+    gitops.put("principal", &of(PFX_PASSWORD))?;
+    let shown = is_told("authenticated requests are not permitted for non TLS protected")?;
+    ensure!(!shown.to_string().contains(PFX_PASSWORD), "{shown:#}");
+    gitops.delete("principal")
 }

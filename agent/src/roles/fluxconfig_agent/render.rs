@@ -429,7 +429,7 @@ impl Configuration<'_> {
     }
 
     fn azure_blob(&self, blob: &AzureBlob) -> Result<Made, Problem> {
-        let files = if blob.pull.auth().is_some() { Files::new() } else { self.azure_files(blob) };
+        let files = if blob.pull.auth().is_some() { Files::new() } else { self.azure_files(blob)? };
         let spec = some([
             ("provider", Some(json!("azure"))),
             ("endpoint", Some(json!(blob.url))),
@@ -441,32 +441,32 @@ impl Configuration<'_> {
         Ok(Made { kind: "Bucket", spec, secrets: vec![("auth", files)] })
     }
 
-    fn azure_files(&self, blob: &AzureBlob) -> Files {
+    fn azure_files(&self, blob: &AzureBlob) -> Result<Files, Problem> {
         let mut files = Files::new();
-        let mut put = |name: &str, value: Option<&str>| {
+        let mut put = |name: &str, value: Option<&[u8]>| {
             if let Some(value) = value.filter(|value| !value.is_empty()) {
-                files.insert(name.to_owned(), value.as_bytes().to_vec());
+                files.insert(name.to_owned(), value.to_vec());
             }
         };
-        put("accountKey", self.secrets.plain("azureBlob.accountKey"));
-        put("sasKey", self.secrets.plain("azureBlob.sasToken"));
+        let plain = |name: &str| self.secrets.plain(&format!("azureBlob.{name}")).map(|text| text.trim().as_bytes());
+        put("accountKey", plain("accountKey"));
+        put("sasKey", plain("sasToken"));
         if let Some(principal) = &blob.service_principal {
-            let secret = |name: &str| self.secrets.plain(&format!("azureBlob.servicePrincipal.{name}"));
-            put("tenantId", principal.tenant_id.as_deref());
-            put("clientId", principal.client_id.as_deref());
-            put("clientSecret", secret("clientSecret"));
-            let certificate = secret("clientCertificate");
-            // PEM, which Arc has as base64.
-            let pem = certificate.and_then(|text| bytes("clientCertificate", text).ok()).map(String::from_utf8);
-            put("clientCertificate", pem.as_ref().and_then(|pem| pem.as_deref().ok()).or(certificate));
-            put("clientCertificatePassword", secret("clientCertificatePassword"));
+            put("tenantId", principal.tenant_id.as_deref().map(str::as_bytes));
+            put("clientId", principal.client_id.as_deref().map(str::as_bytes));
+            put("clientSecret", plain("servicePrincipal.clientSecret"));
+            // PEM or PKCS #12, which is no text.
+            let certificate = self.secrets.bytes("azureBlob.servicePrincipal.clientCertificate")?;
+            put("clientCertificate", certificate.as_deref());
+            let password = self.secrets.plain("azureBlob.servicePrincipal.clientCertificatePassword");
+            put("clientCertificatePassword", password.map(str::as_bytes));
             let chain = principal.client_certificate_send_chain.unwrap_or(false);
-            put("clientCertificateSendChain", chain.then_some("1"));
+            put("clientCertificateSendChain", chain.then_some(b"1"));
         }
         if let Some(identity) = &blob.managed_identity {
-            put("clientId", identity.client_id.as_deref());
+            put("clientId", identity.client_id.as_deref().map(str::as_bytes));
         }
-        files
+        Ok(files)
     }
 
     fn oci(&self, oci: &Oci) -> Result<Made, Problem> {
@@ -784,6 +784,26 @@ mod tests {
                 ("tenantId", "t")
             ])
         );
+        // What PKCS #12 begins with is no UTF-8.
+        let principal = json!({"sourceKind": "AzureBlob", "azureBlob": {"url": "u", "containerName": "c",
+            "servicePrincipal": {"clientId": "i", "tenantId": "t"}}});
+        let archive = [0x30, 0x82, 0x09, 0xff];
+        let settings = [
+            ("azureBlob.servicePrincipal.clientCertificate", encode(&archive)),
+            ("azureBlob.servicePrincipal.clientCertificatePassword", "p ".to_owned()),
+        ];
+        let rendered = render(principal.clone(), &settings.each_ref().map(|(name, value)| (*name, value.as_str())));
+        let secret = &rendered.unwrap().secrets["web-auth"];
+        assert_eq!(
+            (&secret["clientCertificate"][..], &secret["clientCertificatePassword"][..]),
+            (&archive[..], &b"p "[..])
+        );
+        let text = render(principal, &[("azureBlob.servicePrincipal.clientCertificate", "-----BEGIN")]).unwrap_err();
+        assert!(text.message.contains("clientCertificate is not base64"), "{}", text.message);
+        let shared = json!({"sourceKind": "AzureBlob", "azureBlob": {"url": "https://a.blob.example.org", "containerName": "c"}});
+        let rendered = render(shared, &[("azureBlob.accountKey", "a2V5\n")]).unwrap();
+        assert_eq!(files(&rendered, "web-auth"), pairs(&[("accountKey", "a2V5")]));
+        assert_eq!(rendered.source["spec"]["secretRef"]["name"], "web-auth");
         let managed = json!({"sourceKind": "AzureBlob", "azureBlob": {"url": "u", "containerName": "c", "managedIdentity": {"clientId": "m"}}});
         assert_eq!(files(&render(managed, &[]).unwrap(), "web-auth"), pairs(&[("clientId", "m")]));
         let oci = json!({"sourceKind": "OCIRepository", "ociRepository": {"url": "oci://r.example.org/x",

@@ -378,6 +378,11 @@ pub(super) fn credentials(own: &Map<String, Value>, before: Option<bool>, faults
         beside.iter().filter(|at| has(at)).for_each(|at| refuse(format!("{name}.{at}"), why));
         usable.iter().filter(|at| sealed(at)).for_each(|at| refuse(format!("{PROTECTED}.{at}"), why));
     }
+    // Flux takes the account's name from there, and an address of IP has none: the storage would refuse the signature.
+    if kind == "AzureBlob" && has("accountKey") && is_ip(&url) {
+        let why = "an account key signs for the account that the first part of the host of the address names, as in https://account.blob.core.windows.net, and this host is an IP address; give a sasToken";
+        refuse(format!("{name}.accountKey"), why);
+    }
     let principal = source.get("servicePrincipal").and_then(Value::as_object);
     let of_principal = |at: &str| principal.and_then(|principal| principal.get(at)).as_ref().is_some_and(is_given);
     if of_principal("clientCertificatePassword") && !of_principal("clientCertificate") && before != Some(true) {
@@ -386,6 +391,12 @@ pub(super) fn credentials(own: &Map<String, Value>, before: Option<bool>, faults
             "its clientCertificate is not kept, or no longer kept; give both",
         );
     }
+}
+
+/// Whether the host of an address is an IP address.
+fn is_ip(url: &str) -> bool {
+    let host = url.parse::<http::Uri>().ok().and_then(|uri| uri.host().map(str::to_owned)).unwrap_or_default();
+    host.trim_start_matches('[').trim_end_matches(']').parse::<std::net::IpAddr>().is_ok()
 }
 
 /// Names that fit into those of the objects in the cluster, and dependencies that can be waited for.
@@ -546,6 +557,7 @@ mod tests {
 
     #[test]
     fn g1_credentials_are_those_that_the_source_can_use() {
+        let blob = |url: &str, key: &str| json!({"sourceKind": "AzureBlob", "azureBlob": {"url": url, "containerName": "c", "accountKey": key}});
         let faults = |own: Value, before: Option<bool>| {
             let mut faults = Vec::new();
             credentials(own.as_object().unwrap(), before, &mut faults);
@@ -598,6 +610,10 @@ mod tests {
                 None,
                 &["azureBlob.accountKey"],
             ),
+            (blob("http://10.0.0.1:10000/a", "k"), None, &["azureBlob.accountKey"]),
+            (blob("https://[2001:db8::1]/a", "k"), None, &["azureBlob.accountKey"]),
+            (blob("https://10.0.0.1/a", ""), None, none),
+            (blob("https://a.blob.example.org", "k"), None, none),
             (
                 json!({"sourceKind": "AzureBlob", "azureBlob": {"servicePrincipal": {"clientCertificatePassword": "p"}}}),
                 Some(false),
