@@ -9,6 +9,7 @@
 //! | [`catalogue`] | the signed catalogue, as the cluster accepts it |
 //! | [`health`] | how each role fares |
 //! | [`kubernetes`], [`kubeconfig`], [`socks`] | the agents' own way to the apiserver |
+//! | [`lease`] | of several pods one works |
 //! | [`objects`] | what the gateway wants in the cluster, kind by kind |
 //! | [`resource`] | the custom resource |
 //! | [`sessions`] | what users have open |
@@ -32,6 +33,7 @@ pub mod identity_tokens;
 pub mod kube_aad_proxy;
 pub mod kubeconfig;
 pub mod kubernetes;
+pub mod lease;
 pub mod logcollector;
 pub mod metrics_agent;
 pub mod objects;

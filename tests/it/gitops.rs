@@ -195,6 +195,32 @@ impl Gitops {
         .join("\n")
     }
 
+    /// Of two pods of fluxconfig-agent one works, and when that one ends the other.
+    fn one_pod_works(&self) -> anyhow::Result<()> {
+        let agent = ["-n", "towline", "deployment/fluxconfig-agent"];
+        let holder = || self.field("towline", "lease/fluxconfig-agent", "{.spec.holderIdentity}");
+        let of = |pod: &str| holder().map(|holder| holder.split('_').next() == Some(pod));
+        let pods = || -> anyhow::Result<Vec<String>> {
+            let ready = "jsonpath={range .items[?(@.status.containerStatuses[0].ready==true)]}{.metadata.name} {end}";
+            let label = "app.kubernetes.io/name=towline-fluxconfig-agent";
+            let found = self.admin.ok(&["-n", "towline", "get", "pods", "-l", label, "-o", ready])?;
+            Ok(found.split_whitespace().map(str::to_owned).collect())
+        };
+        let first = pods()?.pop().context("no pod of fluxconfig-agent is ready")?;
+        ensure!(of(&first)?, "{} and not {first}", holder()?);
+        self.admin.ok(&["scale", agent[2], agent[0], agent[1], "--replicas=2"])?;
+        let mut second = String::new();
+        eventually("a second pod is ready", SOON, || {
+            second = pods()?.into_iter().find(|pod| *pod != first).unwrap_or_default();
+            Ok(!second.is_empty())
+        })?;
+        ensure!(of(&first)?, "{} and not {first}", holder()?);
+        self.admin.ok(&["-n", "towline", "delete", "pod", &first, "--wait=false"])?;
+        eventually("another pod works", SOON, || Ok(!holder()?.is_empty() && !of(&first)?))
+            .with_context(|| self.state())?;
+        self.admin.ok(&["scale", agent[2], agent[0], agent[1], "--replicas=1"]).map(drop)
+    }
+
     /// G10: a configuration of the time of Flux 1, whose folder has the ConfigMap `old`, complies and goes again.
     fn source_control(&self, properties: &Value) -> anyhow::Result<()> {
         let call = |method: &str, body: &Value| self.call(method, "sourceControlConfigurations", "old", body);
@@ -318,6 +344,8 @@ fn from_nothing() -> anyhow::Result<()> {
     let web = status("ConfigMap", "web").with_context(|| format!("{shown:#}"))?;
     ensure!(web["appliedBy"]["name"] == "shop-apps" && web["namespace"] == "shop", "{web:#}");
     gitops.await_field("configmap/web", "hello", SOON)?;
+
+    gitops.one_pod_works()?;
 
     // A push is there within the interval.
     let second = repository.push(&[("apps/web.yaml", Some(&config_map("web", "again")))])?;

@@ -56,6 +56,7 @@ use super::{
     egress_proxy::Grants,
     error::BuildError,
     health::Reporter,
+    lease::{Lease, Standing},
     objects::{
         Kind,
         follow::Follow,
@@ -68,6 +69,7 @@ use super::{
     },
 };
 use crate::{
+    chain,
     config::{Deployment, Gitops, proxy_address},
     identity::clock::SharedClock,
 };
@@ -334,6 +336,36 @@ impl<G: Gateway> FluxconfigAgent<G> {
         tokio::join!(seen, flux, git);
     }
 
+    /// Says how this pod stands beside others of its Deployment.
+    fn stands(&self, standing: &Standing) {
+        let (reason, message) = match standing {
+            Standing::Works => {
+                self.health.starting();
+                return;
+            }
+            Standing::Unguarded(why) => {
+                tracing::warn!(
+                    problem = why,
+                    "two pods of fluxconfig-agent may work side by side: upgrade the extension microsoft.flux"
+                );
+                return;
+            }
+            Standing::Waits(holder) => {
+                let message =
+                    format!("the pod {holder} works at configurations; this one does when that one has ended");
+                ("AnotherPodWorks", message)
+            }
+            Standing::Fails(why) => ("LeaseNotHeld", why.clone()),
+        };
+        tracing::info!(reason, message, "this pod does not work at configurations");
+        match standing {
+            Standing::Waits(_) => self.health.waiting(reason, &message),
+            _ => self.health.failing(reason, &message),
+        }
+        // Only the one that works knows who may reach a source through the gateway.
+        self.egress.keep(|_| false);
+    }
+
     /// Reads what there is of a kind.
     async fn load<K: Configurations>(&self, store: &Store<K>, troubles: &Troubles) {
         let loaded = tokio::time::timeout(LOAD_WITHIN, store.load()).await;
@@ -411,9 +443,21 @@ impl<G: Gateway> Role for FluxconfigAgent<G> {
 
     fn run(&self, shutdown: Shutdown) -> BoxFuture<'_, ()> {
         Box::pin(async move {
-            let mut work: BoxFuture<'_, ()> = Box::pin(self.work());
+            let lease = match Lease::new(&self.client, NAME, self.clock.clone()) {
+                Ok(lease) => lease,
+                Err(err) => {
+                    self.health
+                        .failing("NoLease", &format!("this process cannot be told from others: {}", chain(&err)));
+                    return;
+                }
+            };
+            let mut work: BoxFuture<'_, ()> = Box::pin(
+                lease.hold(|standing| self.stands(standing), || -> BoxFuture<'_, ()> { Box::pin(self.work()) }),
+            );
             // What is half done is done again by the next process: everything is compared from the beginning.
             let _ = shutdown.until_draining(&mut work).await;
+            drop(work);
+            lease.release().await;
         })
     }
 }

@@ -11,16 +11,18 @@ use http::{Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt as _, Full};
 use serde_json::{Value, json};
 
-/// Objects by path, collections that are answered with an error, and what somebody else is about to create.
+/// Objects by path, collections that are answered with an error, what somebody else is about to create, and what was
+/// written: paths and bodies.
 #[derive(Clone, Default)]
 pub struct Map(
     Arc<Mutex<BTreeMap<String, Value>>>,
     Arc<Mutex<Option<(&'static str, StatusCode)>>>,
     Arc<Mutex<Option<(String, Value)>>>,
+    Arc<Mutex<Vec<(String, Value)>>>,
 );
 
 /// Plural names of what is kept.
-const COLLECTIONS: [&str; 13] = [
+const COLLECTIONS: [&str; 14] = [
     "extensionconfigs",
     "fluxconfigs",
     "gitconfigs",
@@ -34,6 +36,7 @@ const COLLECTIONS: [&str; 13] = [
     "ocirepositories",
     "kustomizations",
     "helmreleases",
+    "leases",
 ];
 
 /// A merge patch (RFC 7396).
@@ -83,6 +86,11 @@ impl Map {
         *self.2.lock().unwrap() = Some((path.to_owned(), object));
     }
 
+    /// What was written, in order: paths and bodies.
+    pub fn written(&self) -> Vec<(String, Value)> {
+        self.3.lock().unwrap().clone()
+    }
+
     /// Changes what is at a path.
     pub fn change(&self, path: &str, patch: Value) {
         merge(self.all().get_mut(path).unwrap(), patch);
@@ -125,6 +133,9 @@ impl Map {
         if let Some((_, code)) = refused.filter(|(collection, _)| path.split('/').any(|part| part == *collection)) {
             let status = json!({"kind": "Status", "status": "Failure", "code": code.as_u16(), "message": "refused"});
             return (code, status);
+        }
+        if method != Method::GET {
+            self.3.lock().unwrap().push((path.to_owned(), body.clone()));
         }
         let number = objects.len();
         let made = |mut object: Value, name: &str| {
@@ -181,6 +192,13 @@ impl Map {
                 }
             }
             (&Method::PUT, _) => {
+                let version = objects.get(path).map(|one| one["metadata"]["resourceVersion"].clone());
+                let (Some(version), mut body) = (version, body) else { return none };
+                if version != body["metadata"]["resourceVersion"] {
+                    let status = json!({"kind": "Status", "status": "Failure", "code": 409, "reason": "Conflict", "message": "changed"});
+                    return (StatusCode::CONFLICT, status);
+                }
+                body["metadata"]["resourceVersion"] = format!("{}+", version.as_str().unwrap_or_default()).into();
                 objects.insert(path.to_owned(), body.clone());
                 (StatusCode::OK, body)
             }
