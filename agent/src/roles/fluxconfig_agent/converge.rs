@@ -17,7 +17,7 @@ use super::{
     comply::{self, Compliance, Judged, Material, Memory},
     key::KeyPair,
     pins,
-    place::Place,
+    place::{Place, SecretOwner},
     render::{Configuration, Proxy, Rendered, called, destination, named_secret, needs_key},
     spec::{Properties, Scope, Secrets},
     views::{FluxKind, View, Views},
@@ -52,8 +52,12 @@ const TOGETHER: Duration = Duration::from_millis(500);
 /// How often everything is read anew from the apiserver.
 const RELOAD: Duration = Duration::from_secs(60);
 /// How long Flux may take from the deletion of a kustomization to remove what it applied, and from that of a source to let
-/// it go. Then its finalizer is taken off: Flux may be gone.
+/// it go. Then its finalizer is taken off: Flux may be gone. A kustomize-controller that is known to run has longer, because
+/// it may have thousands of objects to remove.
 const PRUNED: Duration = Duration::from_secs(180);
+const PRUNED_BY_ONE_THAT_RUNS: Duration = Duration::from_secs(1800);
+/// A controller that said within this time that it runs does. It says so every few seconds.
+const RUNS: Duration = Duration::from_secs(60);
 const LET_GO: Duration = Duration::from_secs(60);
 /// Objects that do not comply, in the custom resource.
 const FAILING_MAX: usize = 10;
@@ -115,6 +119,8 @@ pub struct Made {
     rendered: Arc<Rendered>,
     public_key: Option<String>,
     hidden: Arc<Hidden>,
+    /// Sources of others that name one of its Secrets were suspended.
+    kept_away: bool,
     /// When it was applied last, and the generations that Flux's objects had then, by kind and name.
     applied: Option<(Instant, Generations)>,
 }
@@ -344,6 +350,7 @@ impl<G: Gateway, K: Configurations> Converge<'_, G, K> {
             rendered: Arc::new(rendered),
             public_key: None,
             hidden: Arc::new(Secrets(settings).hidden()),
+            kept_away: false,
             applied: None,
         }
     }
@@ -395,6 +402,13 @@ impl<G: Gateway, K: Configurations> Converge<'_, G, K> {
             let message = "the configurations of the other kind cannot be read, and one in the same namespace may have another scope; see what the agent's status says of that kind";
             let problem = Problem::of(Fault::Cluster, "ScopesNotKnown", message);
             return Err(Stop::Waits(self.progress.wait(item, "WaitingForScopes", problem, false).await));
+        }
+        if !made.kept_away {
+            made.kept_away = true;
+            if self.keep_away(item, &made.rendered).await.map_err(stop("apply"))? {
+                locked(&self.made).insert(item.name.clone(), made);
+                return Err(Stop::Waits(true));
+            }
         }
         self.begin(item, &made).await;
         let repaired = made.applied.is_some();
@@ -505,15 +519,38 @@ impl<G: Gateway, K: Configurations> Converge<'_, G, K> {
             |one: &Placed| [&one.made, &one.wanted].into_iter().flatten().any(|(theirs, _)| theirs == namespace);
         let here = Placed::all(self.store).into_iter().chain(others).filter(is_here).map(|one| one.owner);
         match (Place { client: self.client }).secret_owner(namespace, name, here).await? {
-            None => Ok(()),
-            Some(owner) => {
+            SecretOwner::Nobody => Ok(()),
+            SecretOwner::Configuration(owner) => {
                 let message = format!(
                     "localAuthRef names the Secret {name}, which is made for the {} and goes to no other source: give keys and passwords of its own, or make a Secret with another name in {namespace}",
                     called(&owner)
                 );
                 Err(Problem::passes("SecretOfConfiguration", message))
             }
+            SecretOwner::Later => {
+                let message = format!(
+                    "localAuthRef names the Secret {name}, which is not there in {namespace}, and which a later configuration could have by its name: make it first, or give it a name with another end than -auth, -tls, -verify or -proxy"
+                );
+                Err(Problem::passes("SecretMissing", message))
+            }
         }
+    }
+
+    /// Suspends sources of other configurations that name a Secret which is about to be made; whether there was one. Flux
+    /// must hear of that before the Secret is there, and so it is made at the next look; not later, as who changes sources in
+    /// the cluster could hold up others.
+    async fn keep_away(&self, item: &Item<K>, wanted: &Rendered) -> Result<bool, Problem> {
+        let (place, owner) = (Place { client: self.client }, K::owner(&item.name));
+        let mut found = false;
+        for (kind, source) in place.sources_with(&owner, &wanted.namespace, wanted.secrets.keys()).await? {
+            if source.data["spec"]["suspend"] != true {
+                found = true;
+                let (object, name) = (&item.name, source.name_any());
+                tracing::warn!(object, name, "a source names the Secret of another configuration: suspended");
+                place.suspend(kind, &source).await?;
+            }
+        }
+        Ok(found)
     }
 
     /// What is to be made of it.
@@ -546,7 +583,8 @@ impl<G: Gateway, K: Configurations> Converge<'_, G, K> {
         let given = || KeyPair::public_of(&secrets.bytes("sshPrivateKey").ok()??);
         let public_key = generated.as_ref().map(|pair| pair.public.clone()).or_else(given);
         let wanted = item.wanted.clone();
-        Ok(Made { wanted, rendered: Arc::new(rendered), public_key, hidden: Arc::new(hidden), applied: None })
+        let (rendered, hidden) = (Arc::new(rendered), Arc::new(hidden));
+        Ok(Made { wanted, rendered, public_key, hidden, kept_away: false, applied: None })
     }
 
     /// How the source is reached through the gateway, where it is to be.
@@ -943,13 +981,16 @@ impl<G: Gateway, K: Configurations> Converge<'_, G, K> {
             tracing::info!(object = item.name, "a configuration is taken down");
             self.progress.save(name, &status).await;
         }
-        let steps: [(&[FluxKind], Duration); 2] = [(&[FluxKind::Kustomization], PRUNED), (&FluxKind::SOURCES, LET_GO)];
-        for (kinds, bound) in steps {
+        let steps: [(&[FluxKind], Duration, &str); 2] = [
+            (&[FluxKind::Kustomization], PRUNED, "kustomize-controller"),
+            (&FluxKind::SOURCES, LET_GO, "source-controller"),
+        ];
+        for (kinds, bound, controller) in steps {
             let left = place.list(&owner, kinds).await?;
             if left.is_empty() {
                 continue;
             }
-            let (mut kept, mut stays) = (Vec::new(), Vec::new());
+            let (mut late, mut stays) = (Vec::new(), Vec::new());
             for (kind, object) in left {
                 // By the apiserver's word: Flux had that long, whatever held this role up.
                 let asked = object.metadata.deletion_timestamp.as_ref().map(|at| SystemTime::from(at.0));
@@ -961,19 +1002,15 @@ impl<G: Gateway, K: Configurations> Converge<'_, G, K> {
                         }
                         place.delete(kind, &owner, &object).await?;
                     }
-                    Some(passed) if passed >= bound => {
-                        if place.let_go(kind, &object).await? {
-                            kept.push((kind, object));
-                        }
-                    }
+                    Some(passed) if passed >= bound && Place::is_held(&object) => late.push((kind, object, passed)),
                     Some(_) => {}
                 }
             }
             if !stays.is_empty() {
                 self.not_pruned(item, &mut status, &stays, now).await;
             }
-            if !kept.is_empty() {
-                self.let_go(item, status, &kept, bound, now).await;
+            if !late.is_empty() {
+                self.is_late(item, status, late, controller).await?;
             }
             return Ok(false);
         }
@@ -1022,33 +1059,65 @@ impl<G: Gateway, K: Configurations> Converge<'_, G, K> {
         self.progress.save(&item.name, status).await;
     }
 
-    /// Flux did not end what it had to; says so.
-    async fn let_go(
+    /// Flux has not ended what it had to: it has longer where it is at work, and otherwise its finalizers are taken off. Says
+    /// what is known of it.
+    async fn is_late(
         &self,
         item: &Item<K>,
         mut status: Status<K>,
-        left: &[(FluxKind, kube::api::DynamicObject)],
-        bound: Duration,
-        now: SystemTime,
-    ) {
-        let names: Vec<_> =
-            left.iter().take(5).map(|(kind, one)| format!("{} {}", kind.names().2, one.name_any())).collect();
-        let message = format!(
-            "Flux did not finish deleting {} objects within {} seconds ({}): their finalizers were removed, and what they had applied may still be there",
-            left.len(),
-            bound.as_secs(),
-            names.join(", ")
-        );
-        tracing::warn!(object = item.name, message, "a configuration is taken down without Flux");
-        status.line("FinalizersRemoved", "Finalizers removed", "Warning", &message, now);
-        let happened = Happened {
-            phase: Phase::Delete,
-            warning: true,
-            reason: "FinalizersRemoved",
-            message: &message,
-            object: None,
+        late: Vec<(FluxKind, kube::api::DynamicObject, Duration)>,
+        controller: &str,
+    ) -> Result<(), Problem> {
+        let (now, place) = (self.clock.now(), Place { client: self.client });
+        let seen = place.last_seen(controller).await;
+        let runs = matches!(&seen, Ok(Some(at)) if now.duration_since(*at).unwrap_or_default() < RUNS);
+        let known = match &seen {
+            _ if runs => format!("{controller} runs"),
+            Ok(Some(at)) => format!("{controller} does not run, and was seen last at {}", spell(*at)),
+            Ok(None) => format!("{controller} does not run in {}", pins::FLUX),
+            Err(problem) => problem.message.clone(),
         };
-        status.event(operation(item), &happened, now);
-        self.progress.save(&item.name, &status).await;
+        let (mut waits, mut kept, mut longest) = (Vec::new(), Vec::new(), Duration::ZERO);
+        for (kind, object, passed) in late {
+            let name = format!("{} {}", kind.names().2, object.name_any());
+            if runs && kind == FluxKind::Kustomization && passed < PRUNED_BY_ONE_THAT_RUNS {
+                waits.push(name);
+            } else if place.let_go(kind, &object).await? {
+                kept.push(name);
+                longest = longest.max(passed);
+            }
+        }
+        let first = |names: &[String]| names.iter().take(5).cloned().collect::<Vec<_>>().join(", ");
+        if !waits.is_empty() {
+            let message = format!(
+                "{known}, and removes what {} kustomizations had applied ({}), or tries to: its log and the events of the kustomizations say what keeps it. It has {} minutes for that",
+                waits.len(),
+                first(&waits),
+                PRUNED_BY_ONE_THAT_RUNS.as_secs() / 60
+            );
+            status.line("Pruning", "Pruning", "Information", &message, now);
+        }
+        if !kept.is_empty() {
+            let message = format!(
+                "Flux did not finish deleting {} objects within {} seconds ({}): {known}. Their finalizers were removed, and what they had applied may still be there",
+                kept.len(),
+                longest.as_secs(),
+                first(&kept)
+            );
+            tracing::warn!(object = item.name, message, "a configuration is taken down without Flux");
+            status.line("FinalizersRemoved", "Finalizers removed", "Warning", &message, now);
+            let happened = Happened {
+                phase: Phase::Delete,
+                warning: true,
+                reason: "FinalizersRemoved",
+                message: &message,
+                object: None,
+            };
+            status.event(operation(item), &happened, now);
+        }
+        if !(waits.is_empty() && kept.is_empty()) {
+            self.progress.save(&item.name, &status).await;
+        }
+        Ok(())
     }
 }

@@ -11,7 +11,7 @@ use crate::{
 };
 
 /// The namespace of Flux's controllers. An administrator of it can use their service accounts, and so has their rights.
-const FLUX: &str = "flux-system";
+pub const FLUX: &str = "flux-system";
 
 /// The code of what the owner of the cluster does not allow.
 pub const NOT_ALLOWED: &str = "NotAllowedInCluster";

@@ -1,8 +1,9 @@
 //! Writes what a configuration needs into the cluster, by server-side apply, and removes it. What somebody else made under
 //! the same name is never taken over, nor what was made for another configuration.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::SystemTime};
 
+use k8s_openapi::api::coordination::v1::Lease;
 use kube::{
     Api, Client,
     api::{ApiResource, DeleteParams, DynamicObject, ListParams, Patch, PatchParams, Preconditions},
@@ -13,6 +14,7 @@ use types::agent_api::encode;
 
 use super::{
     NAME,
+    pins::FLUX,
     render::{APPLIER, MANAGED, MANAGER, called, label_of, labels_of, owner_of},
     spec::Scope,
     views::FluxKind,
@@ -31,6 +33,16 @@ const SECRETS: [&str; 4] = ["auth", "tls", "verify", "proxy"];
 const FINALIZER: &str = "finalizers.fluxcd.io";
 /// Service accounts of Flux's controllers.
 const CONTROLLERS: [&str; 3] = ["kustomize-controller", "source-controller", "helm-controller"];
+
+/// Whose a Secret is that somebody names.
+pub enum SecretOwner {
+    /// No configuration's.
+    Nobody,
+    /// It is made for this configuration, or will be.
+    Configuration(String),
+    /// It is not there, and is that of a configuration as soon as there is one of that name.
+    Later,
+}
 
 /// An object's place.
 struct At<'a> {
@@ -254,8 +266,7 @@ impl Place<'_> {
         Ok(())
     }
 
-    /// The configuration that a Secret was made for, if it was. One that is not there yet is that of the configuration, of
-    /// these, whose Secrets have such names.
+    /// Whose a Secret is. One that is not there yet is that of the configuration, of these, whose Secrets have such names.
     ///
     /// # Errors
     /// When that cannot be known.
@@ -264,17 +275,71 @@ impl Place<'_> {
         namespace: &str,
         name: &str,
         mut configurations: impl Iterator<Item = String>,
-    ) -> Result<Option<String>, Problem> {
+    ) -> Result<SecretOwner, Problem> {
         let api = self.api(&secret(namespace, name).resource, Some(namespace));
         let what = format!("it cannot be known whose the Secret {name} in {namespace} is");
+        let of = |owner: Option<String>| owner.map_or(SecretOwner::Nobody, SecretOwner::Configuration);
         Ok(match api.get_metadata_opt(name).await.map_err(|err| failed(&what, &err))? {
             Some(found) => {
                 let labels = found.metadata.labels.as_ref();
                 let ours = labels.and_then(|labels| labels.get(MANAGED)).is_some_and(|value| value == MANAGER);
-                owner_of(labels).filter(|_| ours)
+                of(owner_of(labels).filter(|_| ours))
             }
-            None => configurations.find(|one| SECRETS.iter().any(|suffix| format!("{one}-{suffix}") == name)),
+            None => match configurations.find(|one| SECRETS.iter().any(|suffix| format!("{one}-{suffix}") == name)) {
+                None if SECRETS.iter().any(|suffix| name.ends_with(&format!("-{suffix}"))) => SecretOwner::Later,
+                owner => of(owner),
+            },
         })
+    }
+
+    /// Sources of other configurations that name one of these Secrets, of those that are not there yet.
+    ///
+    /// # Errors
+    /// When that cannot be known.
+    pub async fn sources_with(
+        &self,
+        configuration: &str,
+        namespace: &str,
+        secrets: impl Iterator<Item = &String>,
+    ) -> Result<Vec<(FluxKind, DynamicObject)>, Problem> {
+        let mut new = Vec::new();
+        for name in secrets {
+            let at = secret(namespace, name);
+            let what = format!("it cannot be known whether the Secret {name} is there");
+            let found = self.api(&at.resource, at.namespace).get_metadata_opt(name).await;
+            if found.map_err(|err| failed(&what, &err))?.is_none() {
+                new.push(name.as_str());
+            }
+        }
+        let mut sources = Vec::new();
+        for kind in FluxKind::SOURCES.into_iter().filter(|_| !new.is_empty()) {
+            let params = ListParams::default().labels(&format!("{MANAGED}={MANAGER}"));
+            match self.api(&kind.resource(), Some(namespace)).list(&params).await {
+                Ok(list) => sources.extend(list.items.into_iter().map(|object| (kind, object))),
+                Err(kube::Error::Api(status)) if status.code == 404 => {}
+                Err(err) => return Err(failed(&format!("{} cannot be listed", kind.names().3), &err)),
+            }
+        }
+        sources.retain(|(_, object)| {
+            let named = object.data["spec"]["secretRef"]["name"].as_str();
+            let owner = owner_of(object.metadata.labels.as_ref());
+            owner.as_deref() != Some(configuration) && named.is_some_and(|name| new.contains(&name))
+        });
+        Ok(sources)
+    }
+
+    /// When a controller of Flux last said in its leader election that it runs, where it is in the namespace that the
+    /// extension installs it in; nothing where it never did.
+    ///
+    /// # Errors
+    /// When that cannot be known.
+    pub async fn last_seen(&self, controller: &str) -> Result<Option<SystemTime>, Problem> {
+        let api = Api::<Lease>::namespaced(self.client.clone(), FLUX);
+        let what = format!("it cannot be known whether {controller} runs");
+        let found = api.get_opt(&format!("{controller}-leader-election")).await.map_err(|err| failed(&what, &err))?;
+        let spec = found.and_then(|lease| lease.spec);
+        let held = spec.filter(|spec| spec.holder_identity.as_ref().is_some_and(|holder| !holder.is_empty()));
+        Ok(held.and_then(|spec| spec.renew_time).map(|at| SystemTime::from(at.0)))
     }
 
     /// Makes one of Flux's objects.
@@ -316,6 +381,11 @@ impl Place<'_> {
     /// When it cannot be changed.
     pub async fn suspend(&self, kind: FluxKind, object: &DynamicObject) -> Result<(), Problem> {
         self.change(kind, object, &json!({ "spec": { "suspend": true } })).await
+    }
+
+    /// Whether Flux holds an object that is being deleted.
+    pub fn is_held(object: &DynamicObject) -> bool {
+        object.metadata.finalizers.as_deref().unwrap_or_default().iter().any(|one| one == FINALIZER)
     }
 
     /// Takes Flux's finalizer off an object of Flux that is being deleted, where nobody is there who does; whether it was

@@ -9,6 +9,7 @@ use std::{
 
 use futures_util::future::BoxFuture;
 use http::StatusCode;
+use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
 use types::agent_api::{
     BODY_BYTES, Object, ObjectState, ObjectStatus, ObjectStatuses, ObjectStatusesAnswer, Objects, ProtectedQuestion,
@@ -492,6 +493,43 @@ async fn g11_configuration_is_taken_down_in_order_and_without_flux_too() {
 }
 
 #[tokio::test]
+async fn g11_pruning_that_takes_long_is_told_as_such_while_its_controller_runs() {
+    let stage = Stage::new();
+    let mut web = object("web", 1, properties("cluster", &["apps"]));
+    stage.wants(vec![web.clone()]);
+    stage.until("applied", || stage.told(|one| one.state == ObjectState::Succeeded)).await;
+    let applied = format!("{KUSTOMIZATIONS}/web-apps");
+    stage.map.change(&applied, json!({"metadata": {"finalizers": ["finalizers.fluxcd.io"]}}));
+    (web.deleting, web.generation) = (true, 2);
+    stage.wants(vec![web]);
+    stage.until("deleted", || !stage.get(&applied)["metadata"]["deletionTimestamp"].is_null()).await;
+    // It says that it runs, and has not ended.
+    let election = "/apis/coordination.k8s.io/v1/namespaces/flux-system/leases/kustomize-controller-leader-election";
+    let says = |ahead: u64| {
+        *stage.clock.0.lock().unwrap() = Duration::from_secs(ahead);
+        let at = format!("{:.6}", Timestamp::try_from(stage.clock.now()).unwrap());
+        json!({"metadata": {"name": "k"}, "spec": {"holderIdentity": "pod", "renewTime": at}})
+    };
+    let beats = says(600);
+    stage.map.all().insert(election.to_owned(), beats);
+    let line = |code: &'static str| {
+        move |one: &ObjectStatus| {
+            one.statuses.iter().find(|line| line.code == code).map(|line| line.message.clone()).unwrap_or_default()
+        }
+    };
+    let prunes = |one: &ObjectStatus| line("Pruning")(one).contains("kustomize-controller runs, and removes what 1");
+    stage.until("told", || stage.told(prunes)).await;
+    assert!(!stage.told(|one| !line("FinalizersRemoved")(one).is_empty()));
+    assert_eq!(stage.get(&applied)["metadata"]["finalizers"], json!(["finalizers.fluxcd.io"]));
+    // It says so no more.
+    *stage.clock.0.lock().unwrap() = Duration::from_secs(700);
+    stage.until("gone", || stage.told(|one| one.state == ObjectState::Deleted)).await;
+    let last = line("FinalizersRemoved")(&stage.last().unwrap());
+    assert!(last.contains("kustomize-controller does not run, and was seen last at 20"), "{last}");
+    assert!(last.contains("what they had applied may still be there"), "{last}");
+}
+
+#[tokio::test]
 async fn g11_finalizers_of_others_stay_and_nothing_is_left_where_the_record_was_lost() {
     let stage = Stage::new();
     let mut web = object("web", 1, properties("cluster", &["apps"]));
@@ -644,6 +682,38 @@ async fn g3_credentials_of_a_configuration_are_no_others_whoever_names_their_sec
     let labels = json!({"app.kubernetes.io/managed-by": "towline", "towline.io/fluxconfig": "web"});
     stage.map.change("/api/v1/namespaces/team/secrets/web-tls", json!({"metadata": {"labels": labels}}));
     stage.until("suspended", || stage.get(&format!("{SOURCES}/early"))["spec"]["suspend"] == true).await;
+}
+
+#[tokio::test]
+async fn g3_a_secret_that_is_not_there_yet_is_named_by_nobody_when_a_configuration_gets_it() {
+    let stage = Stage::new();
+    stage.gateway.0.settings.lock().unwrap().push(("httpsKey".to_owned(), encode(b"hunter22")));
+    let mut spec = properties("cluster", &["apps"]);
+    spec["gitRepository"] = json!({"url": "https://evil.example.com/app", "localAuthRef": "web-auth"});
+    let early = object("early", 1, spec.clone());
+    // There is no configuration of that name, and no Secret.
+    stage.wants(vec![early.clone()]);
+    stage.until("refused", || stage.told(|one| failed_with(one, "SecretMissing"))).await;
+    assert!(!stage.has(&format!("{SOURCES}/early")));
+    // Another name leads to no configuration: Flux waits for that Secret.
+    let (mut other, source) = (spec, format!("{SOURCES}/zoo"));
+    other["gitRepository"]["localAuthRef"] = "mine".into();
+    stage.wants(vec![object("zoo", 1, other)]);
+    stage.until("applied", || stage.has(&source)).await;
+    // A source that names the Secret, whatever its configuration says: it is suspended before there is one.
+    stage.map.change(&source, json!({"spec": {"secretRef": {"name": "web-auth"}}}));
+    let (secret, before) = ("/api/v1/namespaces/team/secrets/web-auth", stage.map.written().len());
+    let web = Object { protected: Some("tag".to_owned()), ..object("web", 1, properties("cluster", &["apps"])) };
+    stage.wants(vec![web]);
+    stage.until("made", || stage.has(secret)).await;
+    let written = stage.map.written();
+    let written = &written[before..];
+    let suspended = written.iter().position(|(path, body)| *path == source && body["spec"]["suspend"] == true);
+    let made = written.iter().position(|(path, _)| path == secret);
+    assert!(suspended.is_some_and(|at| Some(at) < made), "{suspended:?} {made:?}");
+    // Now it has an owner, and whoever names it is told so.
+    stage.wants(vec![Object { generation: 2, ..early }]);
+    stage.until("refused", || stage.told(|one| failed_with(one, "SecretOfConfiguration"))).await;
 }
 
 #[tokio::test]
