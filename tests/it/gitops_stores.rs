@@ -231,7 +231,7 @@ fn principal(gitops: &Gitops, blobs: &Server, pfx: &str) -> anyhow::Result<()> {
     gitops.put("principal", &of("another"))?;
     is_told("failed to parse client certificates")?;
     gitops.put("principal", &of(PFX_PASSWORD))?;
-    let shown = is_told("authenticated requests are not permitted for non TLS protected")?;
+    let shown = is_told("requests are not permitted for non-TLS protected")?;
     ensure!(!shown.to_string().contains(PFX_PASSWORD), "{shown:#}");
     gitops.delete("principal")
 }
