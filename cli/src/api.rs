@@ -2,6 +2,7 @@
 //! envelope as an error that says what, where, and what to type next.
 
 mod error;
+mod following;
 mod operation;
 
 use std::{
@@ -18,6 +19,7 @@ use serde_json::Value;
 
 pub use self::{
     error::ApiError,
+    following::Following,
     operation::{Wait, WaitArgs},
 };
 use crate::{
@@ -193,10 +195,22 @@ impl Api {
 
     /// All rows of a list, over all its pages.
     pub async fn list(&self, target: &str) -> Outcome<Vec<Value>> {
+        self.pages(target, None).await
+    }
+
+    /// All rows that an action lists, over all its pages, each of which is asked for with the same document.
+    pub async fn list_by(&self, target: &str, body: &Value) -> Outcome<Vec<Value>> {
+        self.pages(target, Some(body)).await
+    }
+
+    async fn pages(&self, target: &str, body: Option<&Value>) -> Outcome<Vec<Value>> {
         let (mut rows, mut next) = (Vec::new(), Some(target.to_owned()));
         for _ in 0..PAGES {
             let Some(at) = next.take() else { return Ok(rows) };
-            let mut page = self.get(&at).await?;
+            let mut page = match body {
+                Some(body) => self.post(&at, body).await?.body,
+                None => self.get(&at).await?,
+            };
             if let Some(Value::Array(more)) = page.get_mut("value").map(Value::take) {
                 rows.extend(more);
             }

@@ -187,7 +187,7 @@ impl Client {
         match timeout(REQUEST_TIMEOUT, self.begin(request)).await {
             Ok(Ok(opened)) => Ok(opened),
             Ok(Err(error)) => Err(trouble::explain(self, error).await),
-            Err(_) => Err(anyhow!("{} did not answer within {REQUEST_TIMEOUT:?}", self.address.authority())),
+            Err(_) => Err(late(format!("{} did not answer within {REQUEST_TIMEOUT:?}", self.address.authority()))),
         }
     }
 

@@ -105,7 +105,7 @@ async fn until_ended(
             Err(failure) if says_nothing(&failure) && lost < LOST_MAX => {
                 lost += 1;
                 progress.note("not known, the gateway does not answer; asking again");
-                tokio::time::sleep(PAUSE.saturating_mul(1 << lost.min(6)).min(PAUSE_MAX)).await;
+                tokio::time::sleep(pause_after(lost)).await;
                 continue;
             }
             Err(failure) => return Err(failure),
@@ -126,8 +126,13 @@ async fn until_ended(
     }
 }
 
+/// Before the next look after so many that learnt nothing: doubles, up to [`PAUSE_MAX`].
+pub(super) fn pause_after(lost: u32) -> Duration {
+    PAUSE.saturating_mul(1 << lost.min(6)).min(PAUSE_MAX)
+}
+
 /// Whether a look learnt nothing: there was no answer, or one that tells only that there is no time for one.
-fn says_nothing(failure: &Failure) -> bool {
+pub(super) fn says_nothing(failure: &Failure) -> bool {
     let is_busy = |status: StatusCode| status.is_server_error() || status == StatusCode::TOO_MANY_REQUESTS;
     match ApiError::behind(failure) {
         Some(error) => is_busy(error.status),

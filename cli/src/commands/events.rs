@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::{CommonArgs, names};
 use crate::{
-    api::{Api, at, versions},
+    api::{Api, Following, at, versions},
     context::Context,
     failure::Outcome,
     output::{self, Column, Format},
@@ -72,15 +72,17 @@ async fn follow(api: &Api, target: &str, args: Args) -> Outcome {
         output.output = Format::Tsv;
     }
     let mut last = args.after.map(|id| id.to_string());
+    let mut following = Following::default();
     loop {
-        let mut stream = api.events(target, last.as_deref()).await?;
+        let opened = api.events(target, last.as_deref()).await;
+        let Some(mut stream) = following.found(opened).await? else { continue };
         let mut text = Vec::new();
         while let Some(part) = stream.next().await {
             text.extend_from_slice(&part);
             while let Some(end) = text.windows(2).position(|pair| pair == b"\n\n") {
                 let event: Vec<u8> = text.drain(..end + 2).collect();
+                last = number(&event).or(last);
                 if let Some(event) = data(&event) {
-                    last = event["id"].as_str().map(str::to_owned).or(last);
                     output::print(&event, &output, COLUMNS)?;
                 }
             }
@@ -90,6 +92,12 @@ async fn follow(api: &Api, target: &str, args: Args) -> Outcome {
         }
         tokio::time::sleep(AGAIN).await;
     }
+}
+
+/// The number behind which a stream goes on after this event: the first one, which has no data, says where it begins.
+fn number(event: &[u8]) -> Option<String> {
+    let text = String::from_utf8_lossy(event);
+    text.lines().find_map(|line| line.strip_prefix("id:")).map(|id| id.trim_start().to_owned())
 }
 
 /// The `data` of an event; comments have none.
@@ -106,6 +114,8 @@ mod tests {
     #[test]
     fn c8_the_data_of_an_event_is_read_and_comments_are_not() {
         assert_eq!(data(b"id: 7\nevent: x\ndata: {\"id\":\ndata: \"7\"}\n\n").unwrap()["id"], "7");
-        assert_eq!((data(b": still here\n\n"), data(b"retry: 3000\n\n")), (None, None));
+        assert_eq!((data(b": still here\n\n"), data(b"id: 9\nretry: 3000\n\n")), (None, None));
+        let numbers = [&b"id: 9\nretry: 3000\n\n"[..], b"id:7\ndata: {}\n\n", b": still here\n\n"].map(number);
+        assert_eq!(numbers, [Some("9".to_owned()), Some("7".to_owned()), None]);
     }
 }

@@ -31,10 +31,21 @@ impl Site {
     pub fn start(more: &[&str]) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let state = text(&dir.path().join("state"));
-        let args = ["dev", "--state", &state, "--json", "--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"];
-        let mut running = Running::start(towline(&[&args[..], more].concat()));
-        let info: Value = serde_json::from_str(&running.line()).unwrap();
+        let (running, info) = dev(&state, more);
         Self { info, dir, running }
+    }
+
+    /// Ends the gateway. It has the same address when it is [`Self::back`].
+    pub fn away(&mut self) {
+        self.running.signal("TERM");
+        assert_eq!(self.running.code(), Some(0));
+    }
+
+    /// Starts the gateway again.
+    pub fn back(&mut self, more: &[&str]) {
+        let (running, info) = dev(&self.path("state"), more);
+        assert_eq!(info["url"], self.info["url"]);
+        self.running = running;
     }
 
     /// The same, with the owner of the subscription signed in.
@@ -104,6 +115,13 @@ impl Site {
         let port = self.text("url").rsplit(':').next().unwrap().parse().unwrap();
         Browser { port, roots: Roots::from_pem(&ca).unwrap(), cookie: None }
     }
+}
+
+fn dev(state: &str, more: &[&str]) -> (Running, Value) {
+    let args = ["dev", "--state", state, "--json", "--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0"];
+    let mut running = Running::start(towline(&[&args[..], more].concat()));
+    let info = serde_json::from_str(&running.line()).unwrap();
+    (running, info)
 }
 
 /// Standard error of a failure with this exit code, and nothing on standard output.

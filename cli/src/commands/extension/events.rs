@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::{super::CommonArgs, NamedExtension, missing};
 use crate::{
-    api::{Api, at, versions},
+    api::{Api, Following, at, versions},
     context::Context,
     failure::Outcome,
     output::{self, Column, Format},
@@ -52,14 +52,19 @@ pub async fn run(args: EventsArgs, common: &CommonArgs) -> Outcome<()> {
     if output.output == Format::Table {
         output.output = Format::Tsv;
     }
-    let (mut known, mut rows) = (Known::default(), rows);
+    let (mut known, mut rows, mut following) = (Known::default(), rows, Following::default());
     loop {
         for row in rows.iter().filter(|row| known.is_new(row)) {
             output::print(row, &output, COLUMNS)?;
         }
         known.keep(&rows);
         tokio::time::sleep(AGAIN).await;
-        rows = ask(&api, &target, &args.extension).await?;
+        rows = loop {
+            let looked = ask(&api, &target, &args.extension).await;
+            if let Some(rows) = following.found(looked).await? {
+                break rows;
+            }
+        };
     }
 }
 

@@ -11,10 +11,10 @@ use super::{
     Configuration, NamedConfiguration, OnCluster,
 };
 use crate::{
-    api::ApiError,
+    api::Following,
     failure::Outcome,
     output::{self, Column, Format, OutputArgs},
-    terminal::{line, say},
+    terminal::line,
 };
 
 /// Between two questions for more.
@@ -86,7 +86,7 @@ pub async fn run(args: LogsArgs, common: &CommonArgs) -> Outcome<()> {
     }
     let mut output = common.output.clone();
     let (mut lines, mut last) = first;
-    let mut lost = false;
+    let mut following = Following::default();
     loop {
         for one in &lines {
             print_one(one, &output)?;
@@ -96,27 +96,14 @@ pub async fn run(args: LogsArgs, common: &CommonArgs) -> Outcome<()> {
             output.output = Format::Tsv;
         }
         tokio::time::sleep(AGAIN).await;
-        (lines, last) = match ask(&open, &args, last, None).await {
+        let looked = ask(&open, &args, last, None).await;
+        (lines, last) = match following.found(looked).await? {
             // The numbers have begun anew: the gateway is another one, or was restored.
-            Ok((_, now)) if now < last => ask(&open, &args, 0, None).await?,
-            Ok(more) => {
-                lost = false;
-                more
-            }
-            Err(failure) if passes(ApiError::behind(&failure)) => {
-                if !std::mem::replace(&mut lost, true) {
-                    say(&format!("the gateway does not answer, trying on: {:#}", failure.error()));
-                }
-                (Vec::new(), last)
-            }
-            Err(failure) => return Err(failure),
+            Some((_, now)) if now < last => (Vec::new(), 0),
+            Some(more) => more,
+            None => (Vec::new(), last),
         };
     }
-}
-
-/// Whether a failure may pass by itself: nobody answered, or a gateway that cannot now.
-fn passes(answered: Option<&ApiError>) -> bool {
-    answered.is_none_or(|error| error.status.is_server_error())
 }
 
 /// Lines behind a number, and the number of the last one of the configuration.

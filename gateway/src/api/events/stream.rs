@@ -50,7 +50,8 @@ pub async fn serve(call: &Call<'_>, scope: &ResourceId) -> Result<Response<Body>
     let newest = call.control.notices.newest();
     let last = call.control.store.newest_event().await?;
     let (after, gap) = events::resume(known.unwrap_or(last), last);
-    let mut waiting = VecDeque::from([Bytes::from(format!("retry: {RETRY_MS}\n\n"))]);
+    // The number is that of no event: a stream that breaks off before its first one goes on from here, too.
+    let mut waiting = VecDeque::from([Bytes::from(format!("id: {after}\nretry: {RETRY_MS}\n\n"))]);
     waiting.extend(gap.map(|why| told_gap(scope, after, &why, call.control)));
     let listener = Listener {
         _place: call.control.notices.listeners.enter(call.caller.object_id())?,

@@ -136,7 +136,11 @@ async fn c8_a_stream_tells_what_happens_and_goes_on_where_it_was() {
     site.with_agents("a").await;
     site.control.tell_once().await;
     let mut live = site.listen("owner", &events_at(&subscription(), ""), None).await.unwrap_or_else(|_| panic!());
-    assert_eq!(heard(&mut live).await.unwrap(), "retry: 3000\n\n");
+    assert_eq!(
+        heard(&mut live).await.unwrap(),
+        "id: 1\nretry: 3000\n\n",
+        "behind which it goes on, whenever it breaks off"
+    );
     site.seen("a").await;
     site.control.tell_once().await;
     let line = heard(&mut live).await.unwrap();
