@@ -197,6 +197,29 @@ pub struct Acting<'a> {
     pub control: &'a Control,
     /// Now, in milliseconds since 1970.
     pub now_ms: i64,
+    /// Which page of an answer is asked for.
+    pub paging: &'a dyn Paging,
+}
+
+/// Which page of an answer a request asks for, and where the next one is.
+pub trait Paging: Send + Sync {
+    /// Rows of the page at most: `$top`.
+    ///
+    /// # Errors
+    /// It is not a number of rows.
+    fn rows(&self) -> Result<u32, ApiError>;
+
+    /// The key behind which the page begins: `$skipToken`; empty for the first one.
+    ///
+    /// # Errors
+    /// It is not a token of this gateway.
+    fn after(&self) -> Result<String, ApiError>;
+
+    /// The link of the page that begins behind a key. It takes the same method and body.
+    ///
+    /// # Errors
+    /// The token cannot be sealed.
+    fn link(&self, after: &str) -> Result<String, ApiError>;
 }
 
 /// One kind of resource.
@@ -389,6 +412,11 @@ pub trait Kind: Send + Sync {
     /// What an action needs a role for, where that is not the action itself.
     fn permission(&self, _action: &str) -> Option<&'static str> {
         None
+    }
+
+    /// Whether the answer of an action comes in pages ([`Acting::paging`]).
+    fn is_paged(&self, _action: &str) -> bool {
+        false
     }
 
     /// What an action takes and answers, as schemas of OpenAPI 3.1.

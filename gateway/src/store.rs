@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`schema`] | the tables, as migrations that only go forward |
 //! | [`resources`] | resources of every kind, read by key and by page |
+//! | [`with_child`] | resources by page, each with one child and what was told of it |
 //! | [`batch`] | how they change: what happens together, or not at all |
 //! | [`changes`] | what is new since a revision |
 //! | [`agents`] | what is known of clusters' agents, without revisions |
@@ -57,6 +58,7 @@ pub mod resources;
 pub mod schema;
 pub mod statuses;
 pub mod tickets;
+pub mod with_child;
 
 use std::{
     path::{Path, PathBuf},

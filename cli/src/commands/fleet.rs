@@ -20,6 +20,9 @@ use crate::{
 /// The provider and the type.
 const ASSIGNMENTS: ResourceType = ResourceType { provider: "Towline.Fleet", name: "assignments" };
 
+/// Clusters that are asked for at once.
+const CLUSTERS_A_PAGE: u32 = 500;
+
 /// How many may fail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Failures {
@@ -158,8 +161,8 @@ pub async fn show(
     words: &Words,
 ) -> Outcome<()> {
     let asked = state.map_or_else(|| json!({}), |state| json!({"state": state}));
-    let clusters = open.api.post(&at(format!("{}/listClusters", open.id), versions::FLEET), &asked).await?;
-    let clusters = clusters.body["value"].as_array().cloned().unwrap_or_default();
+    let target = format!("{}&$top={CLUSTERS_A_PAGE}", at(format!("{}/listClusters", open.id), versions::FLEET));
+    let clusters = open.api.list_by(&target, &asked).await?;
     if common.output.output != Format::Table || common.output.query.is_some() {
         shown["clusters"] = clusters.into();
         return output::print(&shown, &common.output, &[]);

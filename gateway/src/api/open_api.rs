@@ -116,21 +116,27 @@ fn list_operation(kind: &dyn Kind, path: &str, name: &str) -> Value {
         "value": {"type": "array", "items": reference(schema)},
         "nextLink": {"type": "string", "format": "uri"},
     }});
-    let query = [
-        json!({"name": "$top", "in": "query", "schema": {"type": "integer", "minimum": 1, "maximum": u32::MAX}}),
-        json!({"name": "$skipToken", "in": "query", "schema": {"type": "string"}, "description": "as nextLink has it"}),
-        json!({"name": "$filter", "in": "query", "schema": {"type": "string"}}),
-    ];
+    let filter = json!({"name": "$filter", "in": "query", "schema": {"type": "string"}});
+    let query: Vec<Value> = paging().into_iter().chain([filter]).collect();
     json!({
         "parameters": parameters(kind, path, &query),
         "get": {"operationId": format!("list-{name}"), "responses": responses(&[("200", list)], false)},
     })
 }
 
+/// Which page of an answer.
+fn paging() -> [Value; 2] {
+    [
+        json!({"name": "$top", "in": "query", "schema": {"type": "integer", "minimum": 1, "maximum": u32::MAX}}),
+        json!({"name": "$skipToken", "in": "query", "schema": {"type": "string"}, "description": "as nextLink has it"}),
+    ]
+}
+
 fn action_operation(kind: &dyn Kind, path: &str, name: &str, action: &str) -> Value {
     let (asked, answer) = kind.describe_action(action);
+    let query = if kind.is_paged(action) { paging().to_vec() } else { Vec::new() };
     json!({
-        "parameters": parameters(kind, path, &[]),
+        "parameters": parameters(kind, path, &query),
         "post": {"operationId": format!("{action}-{name}"), "requestBody": content(&asked), "responses": responses(&[("200", answer)], true)},
     })
 }

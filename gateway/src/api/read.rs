@@ -16,7 +16,7 @@ use crate::{
     api_error::ApiError,
     aside::here,
     object::Object,
-    resources::{self, KINDS, Kind, Place, Showing, filter, holder, kind, schema},
+    resources::{self, KINDS, Kind, Paging, Place, Showing, filter, holder, kind, schema},
     store::{
         StoreError,
         agents::Agent,
@@ -523,6 +523,32 @@ fn place(call: &Call<'_>) -> Result<At, ApiError> {
     })
 }
 
+/// The link of the page that begins at a place.
+fn link(call: &Call<'_>, next: &At) -> Result<String, ApiError> {
+    let mut query = url::form_urlencoded::Serializer::new(String::new());
+    for (name, value) in call.query.iter().filter(|(name, _)| !name.eq_ignore_ascii_case("$skipToken")) {
+        query.append_pair(name, value);
+    }
+    query.append_pair("$skipToken", &BASE64.encode(call.control.seal(TOKEN, &json!(next))?));
+    // The path was decoded, and a link is no text of any alphabet.
+    let path = percent_encoding::utf8_percent_encode(call.path.trim_start_matches('/'), CONTROLS);
+    Ok(call.url(&format!("/{path}?{}", query.finish())))
+}
+
+impl Paging for Call<'_> {
+    fn rows(&self) -> Result<u32, ApiError> {
+        rows(self)
+    }
+
+    fn after(&self) -> Result<String, ApiError> {
+        Ok(place(self)?.1)
+    }
+
+    fn link(&self, after: &str) -> Result<String, ApiError> {
+        link(self, &(0, after.to_owned()))
+    }
+}
+
 /// The rows of a page as JSON: each is written once, and then known to fit.
 #[derive(Default)]
 struct Written {
@@ -554,16 +580,8 @@ impl Written {
         text.extend_from_slice(&self.text);
         text.push(b']');
         if let Some(next) = next {
-            let mut query = url::form_urlencoded::Serializer::new(String::new());
-            for (name, value) in call.query.iter().filter(|(name, _)| !name.eq_ignore_ascii_case("$skipToken")) {
-                query.append_pair(name, value);
-            }
-            query.append_pair("$skipToken", &BASE64.encode(call.control.seal(TOKEN, &json!(next))?));
-            // The path was decoded, and a link is no text of any alphabet.
-            let path = percent_encoding::utf8_percent_encode(call.path.trim_start_matches('/'), CONTROLS);
-            let link = call.url(&format!("/{path}?{}", query.finish()));
             text.extend_from_slice(b",\"nextLink\":");
-            serde_json::to_writer(&mut text, &link).map_err(ApiError::internal)?;
+            serde_json::to_writer(&mut text, &link(call, &next)?).map_err(ApiError::internal)?;
         }
         text.push(b'}');
         Ok(answers::written(text).map(Body::Full))

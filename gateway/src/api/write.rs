@@ -855,6 +855,7 @@ where
         caller: &call.caller,
         control: call.control,
         now_ms: call.now_ms,
+        paging: call,
     };
     long_json(StatusCode::OK, kind.act(&acting).await?).await
 }

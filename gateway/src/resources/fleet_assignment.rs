@@ -25,7 +25,6 @@ use super::{
 };
 use crate::{
     api_error::ApiError,
-    aside::aside,
     control::Control,
     identity::Caller,
     resources::filter,
@@ -426,6 +425,10 @@ impl Kind for FleetAssignments {
         &[LIST]
     }
 
+    fn is_paged(&self, action: &str) -> bool {
+        action == LIST
+    }
+
     fn permission(&self, _: &str) -> Option<&'static str> {
         Some("Towline.Fleet/assignments/read")
     }
@@ -437,10 +440,13 @@ impl Kind for FleetAssignments {
             "provisioningState": text, "commit": text, "code": text, "message": text,
         }});
         let asked = json!({"type": "object", "properties": {"state": text}});
-        (asked, json!({"type": "object", "properties": {"value": {"type": "array", "items": cluster}}}))
+        (
+            asked,
+            json!({"type": "object", "properties": {"value": {"type": "array", "items": cluster}, "nextLink": {"type": "string", "format": "uri"}}}),
+        )
     }
 
-    /// All its clusters, and whether each complies; with a `state` those alone.
+    /// A page of its clusters, and whether each complies; with a `state` those alone.
     fn act<'a>(&'a self, acting: &'a Acting<'a>) -> BoxFuture<'a, Result<Value, ApiError>> {
         Box::pin(async move {
             let wanted = match acting.body.get("state") {
@@ -453,13 +459,13 @@ impl Kind for FleetAssignments {
             may_read(assignment.kind, &assignment.id, acting.caller, acting.control, acting.now_ms)?;
             let told = acting.control.store.told(&acting.resource.key).await?;
             let refused = members::refused(told.as_ref(), &assignment, acting.now_ms);
-            let mut fleet = members::look(acting.control, &assignment, &refused).await?;
-            let shown = aside(move || {
-                fleet.members.retain(|member| wanted.is_none_or(|wanted| member.state == wanted));
-                fleet.members.sort_by(|one, other| one.key.cmp(&other.key));
-                json!({"value": fleet.members.iter().map(members::Member::shown).collect::<Vec<_>>()})
-            });
-            shown.await.map_err(ApiError::internal)
+            let some = (acting.paging.after()?, acting.paging.rows()?, wanted);
+            let (found, next) = members::list(acting.control, &assignment, &refused, some).await?;
+            let mut answer = json!({"value": found.iter().map(members::Member::shown).collect::<Vec<_>>()});
+            if let Some(next) = next {
+                answer["nextLink"] = acting.paging.link(&next)?.into();
+            }
+            Ok(answer)
         })
     }
 }

@@ -13,6 +13,9 @@ use crate::aside::here;
 /// Rows of a page at most.
 pub const PAGE_ROWS: u32 = 1000;
 
+/// Keys that one statement names at most.
+const KEYS_AT_ONCE: usize = 400;
+
 /// Rows that are read before other requests have their turn.
 const ROWS_A_TURN: usize = 4;
 
@@ -87,6 +90,17 @@ impl Store {
         single(row.as_ref(), stored).await
     }
 
+    /// The resources of these keys, as far as they are there, in no order.
+    pub async fn get_each(&self, keys: &[String]) -> Result<Vec<Stored>, StoreError> {
+        let (mut all, keys) = (Vec::new(), keys.iter().filter(|key| is_text(key)).collect::<Vec<_>>());
+        for keys in keys.chunks(KEYS_AT_ONCE) {
+            let query = sqlx::query(sqlx::AssertSqlSafe(each_of(keys.len())));
+            let rows = keys.iter().fold(query, |query, key| query.bind(key)).fetch_all(&self.readers).await?;
+            all.extend(each(&rows, stored).await?);
+        }
+        Ok(all)
+    }
+
     /// Up to `rows` resources ([`PAGE_ROWS`] at most) of a kind anywhere below `within` (a key; empty: everywhere), in
     /// the order of their keys, from behind the key `after` (empty: from the first). A page stays right while rows
     /// change: it goes on where the last one ended, not at a count.
@@ -143,6 +157,12 @@ impl Store {
         let row = sqlx::query(COUNT).bind(kind).bind(from).bind(to).fetch_one(&self.readers).await?;
         Ok(row.try_get::<i64, _>(0)?.unsigned_abs())
     }
+}
+
+/// The statement that reads the resources of so many keys.
+pub(super) fn each_of(keys: usize) -> String {
+    let places = (1..=keys).map(|n| format!("${n}")).collect::<Vec<_>>().join(", ");
+    format!("SELECT {COLUMNS} FROM resources WHERE resource_key IN ({places})")
 }
 
 /// The keys below `key`: from (exclusive) and to (exclusive).

@@ -154,8 +154,13 @@ pub(super) async fn forget(connection: &mut AnyConnection, key: &str) -> Result<
 
 fn told(row: &AnyRow) -> Result<(String, Told), StoreError> {
     let (key, status): (String, String) = (row.try_get("resource_key")?, row.try_get("status")?);
-    let status = serde_json::from_str(&status).map_err(|_| broken("what was told", &key))?;
+    let status = self::status(&key, &status)?;
     Ok((key, Told { generation: row.try_get("generation")?, told_ms: row.try_get("told_ms")?, status }))
+}
+
+/// The reported status of a resource, as it is kept.
+pub(super) fn status(key: &str, text: &str) -> Result<Value, StoreError> {
+    serde_json::from_str(text).map_err(|_| broken("what was told", key))
 }
 
 fn events(key: &str, text: &str) -> Result<Vec<Value>, StoreError> {

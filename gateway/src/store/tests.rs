@@ -21,6 +21,7 @@ async fn every_question_has_an_index() {
     let agents = [agents::one(), agents::OF_UID.to_owned(), agents::CLAIMED.to_owned()].into_iter();
     let agents = agents.chain([events::TOLD_VERSION, events::TOLD_UPGRADE].map(str::to_owned));
     let agents = agents.chain([agents::JOINED_ONE, agents::JOINED_PAGE].map(agents::joined));
+    let agents = agents.chain([with_child::joined(with_child::PAGE), resources::each_of(2)]);
     let events = [events::BEHIND, events::OF_CLUSTER, events::OF_GROUP, events::OF_NO_GROUP];
     let events = events.map(events::selected).into_iter();
     let events = events.chain(["LIMIT 1", "ORDER BY a.resource_key LIMIT 5"].map(|rest| events::untold("r.id", rest)));

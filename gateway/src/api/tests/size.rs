@@ -90,6 +90,62 @@ async fn c9_lists_of_many_are_whole_and_know_each_status() {
     assert_eq!(found, expected.chain([pattern]).collect::<Vec<_>>());
 }
 
+/// A page of the clusters of a fleet assignment costs the same, however many clusters there are and whatever else is in
+/// them: it has `$top` clusters, and 500 are looked at for a page with fewer.
+#[tokio::test]
+async fn g13_clusters_of_an_assignment_are_listed_by_pages_of_a_bounded_cost() {
+    const MANY: usize = 1100;
+    let site = Bench::new().await;
+    fill(&site, MANY).await;
+    for n in [3, 700, 1050] {
+        let key = cluster_id(&group_of(n), &name(n)).to_ascii_lowercase();
+        let mut stored = site.control.store.get(&key).await.unwrap().unwrap();
+        stored.body["tags"] = json!({"ring": "one"});
+        site.control.store.put(&stored, Expect::Any).await.unwrap().unwrap();
+    }
+    let at = |name: &str| {
+        format!("/subscriptions/{SUBSCRIPTION}/providers/Towline.Fleet/assignments/{name}?api-version=2026-11-01")
+    };
+    let template = json!({"type": "Microsoft.KubernetesConfiguration/fluxConfigurations", "name": "shop", "properties": {
+        "sourceKind": "GitRepository", "gitRepository": {"url": "https://example.com/shop.git"},
+    }});
+    for (assignment, tags) in [("all", json!({})), ("ring", json!({"ring": "one"}))] {
+        let body = json!({"properties": {"selector": {"tags": tags}, "template": template}});
+        let made = site.call("owner", "PUT", &at(assignment), Some(body)).await;
+        assert_eq!(made.status, 201, "{}", made.body);
+    }
+    let pages = async |assignment: &str, query: &str, asked: Value| {
+        let (mut sizes, mut names) = (Vec::new(), Vec::new());
+        let mut next = Some(at(assignment).replace('?', &format!("/listClusters?{query}")));
+        while let Some(path) = next {
+            let page = site.call("owner", "POST", &path, Some(asked.clone())).await;
+            assert_eq!(page.status, 200, "{}", page.body);
+            let some = page.body["value"].as_array().unwrap();
+            sizes.push(some.len());
+            names.extend(some.iter().map(|one| one["id"].as_str().unwrap().to_ascii_lowercase()));
+            next = page.body["nextLink"].as_str().map(|link| link.strip_prefix(URL).unwrap().to_owned());
+        }
+        (sizes, names)
+    };
+    let mut all: Vec<String> = (0..MANY).map(|n| cluster_id(&group_of(n), &name(n)).to_ascii_lowercase()).collect();
+    all.push(key_of("pattern"));
+    all.sort();
+    let (sizes, found) = pages("all", "$top=400&", json!({})).await;
+    assert_eq!((sizes, &found), (vec![400, 400, 301], &all), "each once, in the order of their ids");
+    let (sizes, found) = pages("all", "$top=1000&", json!({"state": "waiting"})).await;
+    assert_eq!((sizes, &found), (vec![500, 500, 101], &all));
+    assert_eq!(pages("all", "", json!({})).await.0[0], 100, "without a number");
+    // Those that few of the clusters belong to, or that are in no such state.
+    let (sizes, found) = pages("ring", "$top=10&", json!({})).await;
+    assert_eq!((sizes.len(), found.len()), (3, 3), "{sizes:?}");
+    assert_eq!(pages("all", "", json!({"state": "Failed"})).await.0, [0, 0, 0]);
+    for wrong in ["$top=0&", "$top=x&", "$skipToken=x&"] {
+        let path = at("all").replace('?', &format!("/listClusters?{wrong}"));
+        let refused = site.call("owner", "POST", &path, Some(json!({}))).await;
+        assert_eq!((refused.status, refused.code()), (400, "InvalidQueryParameterValue"), "{wrong}: {}", refused.body);
+    }
+}
+
 /// Figures of extensions; those of 2026 are in docs/measurements/2026-11-28.md.
 #[tokio::test]
 #[ignore = "a measurement"]
@@ -160,7 +216,7 @@ async fn e1_ten_thousand_clusters_with_five_extensions_each() {
     let each = (used_ms() - used) as f64 / CLUSTERS_IN_ALL as f64;
     let (half, most) = (times[CLUSTERS_IN_ALL / 2], times[CLUSTERS_IN_ALL * 99 / 100]);
     println!("each cluster tells of an upgrade: p50 {half:?}, p99 {most:?}, {each} ms of CPU");
-    // A rollout's look at all of them, of which none has what it is about.
+    // A rollout's list of all of them.
     let path = format!("/subscriptions/{SUBSCRIPTION}/providers/Towline.Fleet/assignments/web?api-version=2026-11-01");
     let template = json!({"type": EXTENSIONS, "name": "e1", "existing": true,
         "properties": {"extensionType": "example.web", "version": "1.1.0"}});
@@ -168,10 +224,25 @@ async fn e1_ten_thousand_clusters_with_five_extensions_each() {
         "rollout": {"maxConcurrentPercent": 1, "paused": true}}});
     let made = site.call("owner", "PUT", &path, Some(body)).await;
     assert_eq!(made.status, 201, "{}", made.body);
-    let (began, used) = (Instant::now(), used_ms());
-    let listed = site.call("owner", "POST", &path.replace('?', "/listClusters?"), Some(json!({}))).await;
-    let found = listed.body["value"].as_array().map(Vec::len);
-    println!("a rollout looks at {found:?} clusters: {:?}, {} ms of CPU", began.elapsed(), used_ms() - used);
+    for (what, top, state) in [("a page", 100, None), ("a large page", 500, None), ("one state", 100, Some("Failed"))] {
+        let (mut times, mut found, used) = (Vec::new(), 0, used_ms());
+        let asked = state.map_or_else(|| json!({}), |state| json!({"state": state}));
+        let mut next = Some(path.replace('?', &format!("/listClusters?$top={top}&")));
+        while let Some(at) = next {
+            let began = Instant::now();
+            let page = site.call("owner", "POST", &at, Some(asked.clone())).await;
+            times.push(began.elapsed());
+            assert_eq!(page.status, 200, "{}", page.body);
+            found += page.body["value"].as_array().unwrap().len();
+            next = page.body["nextLink"].as_str().map(|link| link.strip_prefix(URL).unwrap().to_owned());
+        }
+        times.sort();
+        let (pages, each) = (times.len(), (used_ms() - used) as f64 / times.len() as f64);
+        let (half, most) = (times[pages / 2], times[pages * 99 / 100]);
+        println!(
+            "{what} of a rollout's {found} clusters, {pages} of them: p50 {half:?}, p99 {most:?}, {each} ms of CPU"
+        );
+    }
     println!("memory at the end: {} MiB", memory());
 }
 

@@ -6,7 +6,7 @@ use std::collections::{HashMap, HashSet};
 use serde_json::{Value, json};
 use types::{
     agent_api::{ObjectState, codes, compliance},
-    api::ResourceId,
+    api::{ResourceId, id::fold},
 };
 
 use super::Assignment;
@@ -15,11 +15,7 @@ use crate::{
     managed::{FINISHED, Managed},
     object::Object,
     resources::connected_cluster,
-    store::{
-        StoreError,
-        resources::{PAGE_ROWS, Stored},
-        statuses::Told,
-    },
+    store::{StoreError, resources::Stored, statuses::Told, with_child::Child},
     stored::last_name,
 };
 
@@ -33,6 +29,11 @@ const SECRETS_GONE: &str = codes::PROTECTED_SETTINGS_GONE;
 const OTHER_AGENTS: &str = "ClusterHasOtherAgents";
 /// Clusters that refused it at most: with more, something is wrong with the assignment.
 pub const REFUSED: usize = 200;
+
+/// Clusters that one statement reads, each with what is in it: bodies of 256 KiB are possible.
+const CLUSTERS_AT_ONCE: u32 = 250;
+/// Clusters that one list looks at, for a state or tags that few have.
+const CLUSTERS_A_LIST: u32 = 500;
 
 /// How far a cluster is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -93,7 +94,6 @@ pub struct Member {
     commit: Option<String>,
     /// Whether it came to an end with the template of today, once.
     is_finished: bool,
-    tags: Option<Value>,
     /// Whether there is something in it that the assignment is to change.
     is_there: bool,
     /// Whether the secrets of the template are not for it: they were given before it got the agents that it has.
@@ -168,143 +168,221 @@ pub fn refused(told: Option<&Told>, assignment: &Assignment, now_ms: i64) -> Ref
     status["refused"].as_object().into_iter().flatten().filter_map(one).collect()
 }
 
-/// Looks at the clusters of an assignment.
+/// Looks at all clusters of an assignment, a page of them at a time.
 ///
 /// # Errors
 /// The store cannot be read.
 pub async fn look(control: &Control, assignment: &Assignment, refused: &Refusals) -> Result<Fleet, StoreError> {
-    let (scope, now_ms) = (assignment.id.parent_key(), control.now_ms());
-    let (mut fleet, mut going) = (Fleet::default(), HashSet::new());
-    each(control, connected_cluster::NAME, scope, |cluster| {
-        if cluster.is_deleting() {
-            going.insert(cluster.key);
-        } else if assignment.selects(&cluster.key, cluster.body.get("tags")) {
-            fleet.members.push(Member {
-                state: State::Waiting,
-                is_ready: true,
-                is_made: false,
-                why: None,
-                commit: None,
-                is_finished: false,
-                is_there: false,
-                is_another: assignment.has_secrets
-                    && connected_cluster::agents_since(Some(&cluster)) > assignment.secrets_given,
-                revision: cluster.revision,
-                tags: cluster.body.get("tags").cloned(),
-                key: cluster.key,
-                id: cluster.id,
-            });
+    let (mut fleet, mut looking) = (Fleet::default(), Looking::new(control, assignment, refused));
+    let mut after = String::new();
+    while let Some(last) = looking.page(&mut fleet, &after, CLUSTERS_AT_ONCE).await? {
+        after = last;
+    }
+    Ok(fleet)
+}
+
+/// Up to `rows` clusters of an assignment behind a key, of those in a `wanted` state, in the order of their keys; and the
+/// key behind which others may be, if these are not all. It looks at [`CLUSTERS_A_LIST`] clusters at most, so that it may
+/// find none though there are more.
+///
+/// # Errors
+/// The store cannot be read.
+pub async fn list(
+    control: &Control,
+    assignment: &Assignment,
+    refused: &Refusals,
+    (after, rows, wanted): (String, u32, Option<State>),
+) -> Result<(Vec<Member>, Option<String>), StoreError> {
+    let (mut found, mut looking) = (Vec::new(), Looking::new(control, assignment, refused));
+    // What is asked for first; then more at once, for few are.
+    let (mut after, mut left, mut some) = (after, CLUSTERS_A_LIST, rows.min(CLUSTERS_AT_ONCE));
+    while left > 0 {
+        let mut fleet = Fleet::default();
+        let next = looking.page(&mut fleet, &after, some).await?;
+        found.extend(fleet.members.into_iter().filter(|member| wanted.is_none_or(|wanted| member.state == wanted)));
+        let is_full = found.len() == rows as usize && next.is_some();
+        if is_full || found.len() > rows as usize {
+            found.truncate(rows as usize);
+            let last = found.last().map(|last| last.key.clone());
+            return Ok((found, last));
         }
-    })
-    .await?;
-    let places: HashMap<String, usize> =
-        fleet.members.iter().enumerate().map(|(place, member)| (member.key.clone(), place)).collect();
-    // What is there of the template of today, by its key: the cluster's place, and its generation.
-    let mut made = HashMap::new();
-    // Which other assignment has it in which cluster.
-    let mut others: HashMap<String, Vec<usize>> = HashMap::new();
-    each(control, assignment.kind.name(), scope, |child| {
-        if last_name(&child.key) != assignment.name.to_ascii_lowercase() {
-            return;
+        match next {
+            Some(next) => after = next,
+            None => return Ok((found, None)),
         }
-        let managed = Managed::of(&child.body);
-        let is_own = managed.as_ref().is_some_and(|managed| managed.key() == assignment.id.key());
-        let Some(place) = places.get(&child.parent).copied() else {
-            if !is_own || going.contains(&child.parent) {
-                return;
+        left -= some;
+        some = CLUSTERS_AT_ONCE.min(left);
+    }
+    Ok((found, Some(after)))
+}
+
+/// A look at clusters of an assignment.
+struct Looking<'a> {
+    control: &'a Control,
+    assignment: &'a Assignment,
+    refused: &'a Refusals,
+    now_ms: i64,
+    /// The kind of clusters, and what the key of what is made in one has behind the cluster's: an assignment never
+    /// changes the type and the name of its template.
+    kind: String,
+    child: String,
+    /// Other assignments that have the name in some cluster, by their keys; none: there is no such assignment any more,
+    /// or it is being deleted. There are [`super::AT_A_SCOPE`] of a scope at most.
+    others: HashMap<String, Option<Assignment>>,
+}
+
+impl<'a> Looking<'a> {
+    fn new(control: &'a Control, assignment: &'a Assignment, refused: &'a Refusals) -> Self {
+        Self {
+            kind: connected_cluster::NAME.to_ascii_lowercase(),
+            child: fold(&format!("/providers/{}/{}", assignment.kind.name(), assignment.name)),
+            others: HashMap::new(),
+            now_ms: control.now_ms(),
+            control,
+            assignment,
+            refused,
+        }
+    }
+
+    /// Adds what up to `rows` clusters of the scope behind a key are to the assignment: one statement, and one more where
+    /// other assignments have the name in some. The last key, unless these were all.
+    async fn page(&mut self, fleet: &mut Fleet, after: &str, rows: u32) -> Result<Option<String>, StoreError> {
+        let scope = self.assignment.id.parent_key();
+        let page = self.control.store.page_with_child(&self.kind, &self.child, scope, after, rows).await?;
+        let last = page.last().filter(|_| page.len() == rows as usize).map(|(cluster, _)| cluster.key.clone());
+        self.know_others(&page).await?;
+        for (n, (cluster, child)) in page.into_iter().enumerate() {
+            give_way(n).await;
+            if cluster.is_deleting() {
+                continue;
             }
-            if child.is_deleting() {
-                fleet.going += 1;
-            } else {
-                fleet.leaving.push(child.id);
+            if self.assignment.selects(&cluster.key, cluster.body.get("tags")) {
+                // Clusters without an extension that is there have no part in a rollout.
+                let member = self.member(cluster, child);
+                fleet.members.extend(Some(member).filter(|member| member.is_there || !self.assignment.existing));
+            } else if let Some(Child { stored: child, .. }) = child
+                && is_own(&child, self.assignment)
+            {
+                if child.is_deleting() {
+                    fleet.going += 1;
+                } else {
+                    fleet.leaving.push(child.id);
+                }
             }
-            return;
+        }
+        Ok(last)
+    }
+
+    /// Reads the other assignments that have the name in clusters of a page.
+    async fn know_others(&mut self, page: &[(Stored, Option<Child>)]) -> Result<(), StoreError> {
+        let managed = page.iter().filter_map(|(_, child)| Some(Managed::of(&child.as_ref()?.stored.body)?.key()));
+        let own = self.assignment.id.key();
+        let new: HashSet<String> = managed.filter(|key| key != own && !self.others.contains_key(key)).collect();
+        if new.is_empty() {
+            return Ok(());
+        }
+        let new: Vec<String> = new.into_iter().collect();
+        let found = self.control.store.get_each(&new).await?;
+        self.others.extend(new.into_iter().map(|key| (key, None)));
+        for other in found.into_iter().filter(|other| !other.is_deleting()) {
+            self.others.insert(other.key.clone(), Assignment::of(&other));
+        }
+        Ok(())
+    }
+
+    /// A cluster that the assignment is for, with what has the template's name in it.
+    fn member(&self, cluster: Stored, child: Option<Child>) -> Member {
+        let assignment = self.assignment;
+        let mut member = Member {
+            state: State::Waiting,
+            is_ready: true,
+            is_made: false,
+            why: None,
+            commit: None,
+            is_finished: false,
+            is_there: false,
+            is_another: assignment.has_secrets
+                && connected_cluster::agents_since(Some(&cluster)) > assignment.secrets_given,
+            revision: cluster.revision,
+            key: cluster.key,
+            id: cluster.id,
         };
-        let member = &mut fleet.members[place];
-        let own = &child.body["properties"];
+        if let Some(child) = child {
+            self.see(&mut member, &child, cluster.body.get("tags"));
+        }
+        if member.state == State::Waiting {
+            if let Some(refusal) = self.refused.get(&member.key) {
+                (member.state, member.why) = (State::Failed, Some(refusal.why.clone()));
+            }
+            if member.is_another {
+                let message = "The cluster has been connected with another key since the protected settings of this assignment were given, and does not get them: give all of them again (write the assignment with them) if it may have them.";
+                (member.state, member.is_ready) = (State::Failed, false);
+                member.why = Some((OTHER_AGENTS.to_owned(), message.to_owned()));
+            }
+        }
+        member
+    }
+
+    /// What has the template's name in a cluster with these tags.
+    fn see(&self, member: &mut Member, child: &Child, tags: Option<&Value>) {
+        let (assignment, stored) = (self.assignment, &child.stored);
+        let managed = Managed::of(&stored.body);
+        let own = &stored.body["properties"];
         if assignment.existing && managed.is_none() {
-            member.is_there = assignment.is_about(own) && !child.is_deleting();
+            member.is_there = assignment.is_about(own) && !stored.is_deleting();
             if member.is_there && assignment.has_version(own) {
-                (member.state, member.is_made) = (State::Applying, true);
-                made.insert(child.key, (child.parent, Object::of(&child.body).generation));
+                self.made(member, child);
             }
             return;
         }
         member.is_there = true;
-        if child.is_deleting() {
+        if stored.is_deleting() {
             // It is made again once that has ended.
             member.is_ready = false;
-        } else if !is_own {
-            (member.state, member.is_ready) = (State::Failed, false);
+        } else if !is_own(stored, assignment) {
+            member.is_ready = false;
             let whose = match managed {
                 Some(managed) => {
-                    others.entry(managed.key()).or_default().push(place);
+                    let other = self.others.get(&managed.key()).and_then(Option::as_ref);
+                    // It is about to take it away, and then the name is free.
+                    if other.is_none_or(|other| !other.selects(&member.key, tags)) {
+                        return;
+                    }
                     format!("the fleet assignment '{}' has it", managed.by)
                 }
                 None => "it exists already and was not made by this assignment; it is not taken over".to_owned(),
             };
             let message = format!("The name '{}' is taken in this cluster: {whose}.", assignment.name);
-            member.why = Some(("NameTaken".to_owned(), message));
+            (member.state, member.why) = (State::Failed, Some(("NameTaken".to_owned(), message)));
         } else if managed.is_some_and(|managed| managed.template == assignment.template) {
-            (member.state, member.is_made) = (State::Applying, true);
-            made.insert(child.key, (child.parent, Object::of(&child.body).generation));
-        }
-    })
-    .await?;
-    for (key, places) in &others {
-        let Some(other) = control.store.get(key).await? else { continue };
-        let selects = Assignment::of(&other).filter(|_| !other.is_deleting());
-        for (n, place) in places.iter().enumerate() {
-            give_way(n).await;
-            let member = &mut fleet.members[*place];
-            // It is about to take it away, and then the name is free.
-            if selects.as_ref().is_none_or(|other| !other.selects(&member.key, member.tags.as_ref())) {
-                (member.state, member.why) = (State::Waiting, None);
-            }
+            self.made(member, child);
         }
     }
-    let keys: Vec<String> = made.keys().cloned().collect();
-    let told = control.store.told_of(&keys).await?;
-    for (n, (key, (cluster, generation))) in made.iter().enumerate() {
-        give_way(n).await;
-        let told = told.get(key).filter(|told| told.generation >= *generation);
-        if let (Some(place), Some(told)) = (places.get(cluster), told) {
-            let member = &mut fleet.members[*place];
-            judge(member, told, assignment.kind.follows().is_some_and(|kind| kind.details.is_some()));
+
+    /// What is there is of the template of today: the cluster says how far it is.
+    fn made(&self, member: &mut Member, child: &Child) {
+        (member.state, member.is_made) = (State::Applying, true);
+        let generation = Object::of(&child.stored.body).generation;
+        if let Some(told) = child.told.as_ref().filter(|told| told.generation >= generation) {
+            judge(member, told, self.assignment.kind.follows().is_some_and(|kind| kind.details.is_some()));
             let is_gone = member.why.as_ref().is_some_and(|(code, _)| code == SECRETS_GONE);
-            let late = now_ms - generation >= AGAIN_MS;
+            let late = self.now_ms - generation >= AGAIN_MS;
             // The assignment still has them; not at once again, whatever a cluster tells.
-            if member.state == State::Failed && is_gone && assignment.has_secrets && (late || member.is_another) {
+            if member.state == State::Failed && is_gone && self.assignment.has_secrets && (late || member.is_another) {
                 (member.state, member.why) = (State::Waiting, None);
             }
         }
-        let member = places.get(cluster).map(|place| &mut fleet.members[*place]);
-        let late = |member: &&mut Member| member.state == State::Applying && !member.is_finished;
-        if let Some(member) = member.filter(late).filter(|_| now_ms - generation >= PLACE_MS) {
+        if member.state == State::Applying && !member.is_finished && self.now_ms - generation >= PLACE_MS {
             let message =
                 "It has neither complied nor failed within 48 hours; the rollout continues without it.".to_owned();
             (member.state, member.why) = (State::Failed, Some(("TimedOut".to_owned(), message)));
         }
     }
-    for (n, member) in fleet.members.iter_mut().enumerate() {
-        give_way(n).await;
-        // Nobody looks at them any more, and to forget those of all at once takes long.
-        member.tags = None;
-        if member.state != State::Waiting {
-            continue;
-        }
-        if let Some(refusal) = refused.get(&member.key) {
-            (member.state, member.why) = (State::Failed, Some(refusal.why.clone()));
-        }
-        if member.is_another {
-            let message = "The cluster has been connected with another key since the protected settings of this assignment were given, and does not get them: give all of them again (write the assignment with them) if it may have them.";
-            (member.state, member.is_ready) = (State::Failed, false);
-            member.why = Some((OTHER_AGENTS.to_owned(), message.to_owned()));
-        }
-    }
-    // Clusters without such an extension have no part in it.
-    fleet.members.retain(|member| member.is_there || !assignment.existing);
-    Ok(fleet)
+}
+
+/// Whether an assignment made it.
+fn is_own(child: &Stored, assignment: &Assignment) -> bool {
+    Managed::of(&child.body).is_some_and(|managed| managed.key() == assignment.id.key())
 }
 
 /// Ids of what an assignment made and is not being deleted.
@@ -312,22 +390,21 @@ pub async fn look(control: &Control, assignment: &Assignment, refused: &Refusals
 /// # Errors
 /// The store cannot be read.
 pub async fn made_by(control: &Control, assignment: &Assignment) -> Result<Vec<String>, StoreError> {
-    let (mut ids, mut going) = (Vec::new(), HashSet::new());
-    let scope = assignment.id.parent_key();
-    each(control, connected_cluster::NAME, scope, |cluster| {
-        if cluster.is_deleting() {
-            going.insert(cluster.key);
+    let (refused, scope, mut ids, mut after) = (Refusals::new(), assignment.id.parent_key(), Vec::new(), String::new());
+    let Looking { kind, child, .. } = Looking::new(control, assignment, &refused);
+    loop {
+        let page = control.store.page_with_child(&kind, &child, scope, &after, CLUSTERS_AT_ONCE).await?;
+        let last = page.last().filter(|_| page.len() == CLUSTERS_AT_ONCE as usize).map(|(last, _)| last.key.clone());
+        for (n, (cluster, child)) in page.into_iter().enumerate() {
+            give_way(n).await;
+            let child = child.filter(|child| is_own(&child.stored, assignment) && !child.stored.is_deleting());
+            ids.extend(child.filter(|_| !cluster.is_deleting()).map(|child| child.stored.id));
         }
-    })
-    .await?;
-    each(control, assignment.kind.name(), scope, |child| {
-        let is_own = Managed::of(&child.body).is_some_and(|managed| managed.key() == assignment.id.key());
-        if is_own && !child.is_deleting() && !going.contains(&child.parent) {
-            ids.push(child.id);
+        match last {
+            Some(last) => after = last,
+            None => return Ok(ids),
         }
-    })
-    .await?;
-    Ok(ids)
+    }
 }
 
 /// What a cluster's own words make of it. `complies`: it also tells whether what was applied complies.
@@ -360,22 +437,5 @@ async fn give_way(piece: usize) {
     const A_TURN: usize = 4;
     if piece % A_TURN == A_TURN - 1 {
         tokio::task::yield_now().await;
-    }
-}
-
-/// Goes through all of a kind in a scope, a page at a time.
-async fn each(control: &Control, kind: &str, scope: &str, mut see: impl FnMut(Stored)) -> Result<(), StoreError> {
-    let (kind, mut after) = (kind.to_ascii_lowercase(), String::new());
-    loop {
-        let page = control.store.page(&kind, scope, &after, PAGE_ROWS).await?;
-        let last = page.last().filter(|_| page.len() == PAGE_ROWS as usize).map(|last| last.key.clone());
-        for (n, row) in page.into_iter().enumerate() {
-            see(row);
-            give_way(n).await;
-        }
-        match last {
-            Some(last) => after = last,
-            None => return Ok(()),
-        }
     }
 }
