@@ -93,6 +93,9 @@ pub enum CatalogueError {
     },
 }
 
+/// What clusters are told of a file that is there and cannot be read: the gateway's log says more.
+const UNREADABLE: &str = "cannot be read";
+
 /// Why a chart is not handed out.
 #[derive(Debug, thiserror::Error)]
 pub enum ChartError {
@@ -110,10 +113,17 @@ pub enum ChartError {
     File {
         /// Path of the chart's archive.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Its name, as the index has it.
+        name: String,
+        /// What is wrong with it, for the log.
         reason: String,
+        /// The same without a path of this machine, for clusters.
+        told: &'static str,
     },
 }
+
+/// What is wrong with the file of a chart: for clusters, and for the log.
+type FileFault = (&'static str, String);
 
 /// What the folder held at one moment.
 pub struct Edition {
@@ -275,7 +285,9 @@ impl Catalogue {
         let path = self.folder.join(CHART_FOLDER).join(&reference.file);
         let stamp = match self.stamp(&edition, &path, digest).await {
             Ok(stamp) => stamp,
-            Err(reason) => return Err(ChartError::File { path, reason }),
+            Err((told, reason)) => {
+                return Err(ChartError::File { path, name: reference.file.clone(), reason, told });
+            }
         };
         let length = stamp.length();
         let sending = Sending { reads: Arc::clone(&self.reads), path, stamp, sent: 0, _held: (turn, place) };
@@ -297,19 +309,24 @@ impl Catalogue {
     }
 
     /// Which version of a chart's file it is that has this digest.
-    async fn stamp(&self, edition: &Edition, path: &Path, digest: Sha256) -> Result<Stamp, String> {
+    async fn stamp(&self, edition: &Edition, path: &Path, digest: Sha256) -> Result<Stamp, FileFault> {
         // Held while a file is read: all others who want the same chart then know.
         let mut compared = self.compared.lock().await;
         let known = compared.get(&digest).copied();
         let file = path.to_owned();
         let look = move || {
-            let stamp = Stamp::of(&file).map_err(|error| format!("cannot be served: {}", daemon::chain(&error)))?;
+            let stamp = Stamp::of(&file).map_err(|error| {
+                // Whatever else there is to say of a file that is there, its reader says.
+                let told = if file.exists() { UNREADABLE } else { "is not there" };
+                (told, format!("cannot be served: {}", daemon::chain(&error)))
+            })?;
             if !known.is_some_and(|known| known.is_same_content(&stamp)) {
                 read_chart(&file, digest)?;
             }
-            Ok(stamp)
+            Ok::<_, FileFault>(stamp)
         };
-        let stamp = read_by_thread(&self.reads, look).await?;
+        let looked = read_by_thread(&self.reads, move || Ok(look())).await;
+        let stamp = looked.map_err(|reason| (UNREADABLE, reason))??;
         compared.retain(|digest, _| edition.charts.contains_key(digest));
         compared.insert(digest, stamp);
         Ok(stamp)
@@ -403,9 +420,11 @@ impl Drop for Turn {
 }
 
 /// Compares a chart's file with its digest.
-fn read_chart(path: &Path, digest: Sha256) -> Result<(), String> {
-    let bytes = read(path, CHART_BYTES).map_err(|error| format!("cannot be served: {}", daemon::chain(&error)))?;
-    if Sha256::of(&bytes) == digest { Ok(()) } else { Err("is not the one that the index names".to_owned()) }
+fn read_chart(path: &Path, digest: Sha256) -> Result<(), FileFault> {
+    const ANOTHER: &str = "is not the one that the index names";
+    let bytes = read(path, CHART_BYTES)
+        .map_err(|error| (UNREADABLE, format!("cannot be served: {}", daemon::chain(&error))))?;
+    if Sha256::of(&bytes) == digest { Ok(()) } else { Err((ANOTHER, ANOTHER.to_owned())) }
 }
 
 /// A whole file, unless it has more bytes than that.
@@ -536,7 +555,15 @@ pub(crate) mod tests {
         assert_eq!(sent(second).await, b"", "nothing of another file is sent");
         assert_eq!((catalogue.places.taken(), catalogue.fetching.lock().unwrap().len()), (0, 0));
         let refused = catalogue.chart(&c, digest).await.err().unwrap();
-        assert!(matches!(refused, ChartError::File { .. }), "{refused}");
+        let told = |refused: &ChartError| match refused {
+            ChartError::File { name, told, .. } => format!("{name} {told}"),
+            other => panic!("{other}"),
+        };
+        assert_eq!(told(&refused), "web-1.0.0.tgz is not the one that the index names");
+        fs::remove_file(&file).unwrap();
+        let refused = catalogue.chart(&c, digest).await.err().unwrap();
+        assert_eq!(told(&refused), "web-1.0.0.tgz is not there", "without a path of this machine");
+        assert!(refused.to_string().contains(file.to_str().unwrap()), "which the log has: {refused}");
         assert!(matches!(catalogue.chart(&c, Sha256::of(b"x")).await, Err(ChartError::Unknown)));
     }
 

@@ -285,8 +285,12 @@ impl<'a, G: Library> Catalogue<'a, G> {
         let bytes = match self.registry {
             Some(registry) => registry.chart(release).await?,
             None => self.gateway.chart(digest).await.map_err(|err| {
-                let is_answer = err.refused().is_some_and(|refused| matches!(refused.status, 400 | 404 | 410));
-                let fault = if is_answer { Fault::Object } else { Fault::Gateway };
+                let fault = match err.refused() {
+                    Some(refused) if matches!(refused.status, 400 | 404 | 410) => Fault::Object,
+                    // It may be on its way to the gateway, and then comes soon; else somebody must do something.
+                    Some(refused) if refused.code == codes::CHART_UNAVAILABLE => Fault::Cluster,
+                    _ => Fault::Gateway,
+                };
                 Problem::of(fault, "ChartNotFetched", format!("{what} could not be fetched: {}", chain(&err)))
             })?,
         };

@@ -3,8 +3,9 @@
 
 use std::sync::Arc;
 
-use ::catalogue::digest::Sha256;
+use ::catalogue::{CHART_FOLDER, digest::Sha256};
 use http::{StatusCode, header};
+use types::agent_api::codes;
 
 use super::{Agent, Call, Reply, busy};
 use crate::{
@@ -37,7 +38,13 @@ pub async fn chart(call: &Call, agent: &Agent) -> Result<Reply, ApiError> {
         }
         ChartError::Busy => busy(&format!("As many charts as this subscription's share of {CHARTS}")),
         ChartError::BusyCluster => busy(&format!("{CHARTS_OF_CLUSTER} charts of this cluster")),
-        ChartError::File { .. } => ApiError::internal(error),
+        ChartError::File { ref name, told, .. } => {
+            let message = format!(
+                "The file {CHART_FOLDER}/{name} of this gateway's catalogue {told}; who runs the gateway copies the charts that the index names into its folder."
+            );
+            let refused = ApiError::of(StatusCode::SERVICE_UNAVAILABLE, codes::CHART_UNAVAILABLE, message);
+            ApiError { log: Some(error.to_string()), ..refused }.with(header::RETRY_AFTER, "30")
+        }
     })?;
     Ok(Reply::live("application/gzip", chart))
 }
@@ -45,7 +52,7 @@ pub async fn chart(call: &Call, agent: &Agent) -> Result<Reply, ApiError> {
 fn catalogue(call: &Call) -> Result<&Arc<Catalogue>, ApiError> {
     call.control.catalogue.as_ref().ok_or_else(|| {
         let message = "This gateway has no catalogue of extensions; set catalogue_dir in [api] of its configuration.";
-        ApiError::of(StatusCode::NOT_FOUND, types::agent_api::codes::NO_CATALOGUE, message)
+        ApiError::of(StatusCode::NOT_FOUND, codes::NO_CATALOGUE, message)
     })
 }
 

@@ -732,6 +732,8 @@ pub mod codes {
     pub const PROTECTED_SETTINGS_GONE: &str = "ProtectedSettingsGone";
     /// The gateway has no catalogue.
     pub const NO_CATALOGUE: &str = "NoCatalogue";
+    /// The gateway's folder lacks the file of a chart that its catalogue names, or has another file in its place.
+    pub const CHART_UNAVAILABLE: &str = "ChartUnavailable";
     /// The extension has no identity yet.
     pub const IDENTITY_MISSING: &str = "IdentityMissing";
 }

@@ -25,7 +25,7 @@ const AGAIN_FIRST: Duration = Duration::from_secs(30);
 const AGAIN_MAX: Duration = Duration::from_secs(3600);
 /// The longest wait while the apiserver or the gateway does not answer.
 const HELD_UP_AGAIN_MAX: Duration = Duration::from_secs(300);
-/// How long an object is held up by its cluster before it is told to have failed.
+/// How long an object is held up ([`Fault::Cluster`]) before it is told to have failed.
 pub const HELD_UP_MAX: Duration = Duration::from_secs(1800);
 
 /// What the gateway wants of an object: `spec` of the custom resource.
@@ -181,7 +181,8 @@ pub struct Problem {
 pub enum Fault {
     /// An answer about the object.
     Object,
-    /// The apiserver or helm did not answer; for good after [`HELD_UP_MAX`].
+    /// The apiserver or helm did not answer, or somebody has yet to put something in place for it; for good after
+    /// [`HELD_UP_MAX`].
     Cluster,
     /// The gateway did not answer.
     Gateway,
