@@ -54,7 +54,9 @@ pub async fn room(writing: &Writing<'_>, kind: &str, plural: &str) -> Result<(),
     if count < OF_A_CLUSTER {
         return Ok(());
     }
-    let message = format!("The cluster has {OF_A_CLUSTER} {plural}, the limit; delete one first.");
+    let message = format!(
+        "The cluster has {OF_A_CLUSTER} {plural}, the limit; delete one first. One that is being deleted counts until it is gone."
+    );
     Err(ApiError::of(StatusCode::CONFLICT, "QuotaExceeded", message))
 }
 

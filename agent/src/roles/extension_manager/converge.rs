@@ -16,7 +16,7 @@ use types::agent_api::{ObjectState, codes};
 use super::{
     Extensions, agents,
     explain::{self, Finding, Look},
-    helm::{Acting, Helm, HelmError, Install, On},
+    helm::{Acting, Helm, HelmError, Install, On, Others},
     locks, place,
     plan::{self, Action, Circumstances, Facts, Properties, Recovery, Target},
     releases::{self, FINGERPRINT, OWNER, Release, Releases, Stage, VERSION},
@@ -88,6 +88,8 @@ struct Job<'a> {
     recovery: Option<Recovery>,
     /// There is no revision to go back to.
     fresh: bool,
+    /// Changes by others are put right, or only reported.
+    others: Others,
 }
 
 /// What helm needs.
@@ -273,8 +275,7 @@ impl<G: Library> Converge<'_, G> {
             }
         };
         let attempt = target.attempt(extension, verified.index());
-        let is_gone = is_removed(extension, releases) && !properties.only_reports();
-        if extension.status.is_put_off(&attempt, self.clock.now()) && !is_gone {
+        if plan::is_left_alone(extension, &attempt, releases, properties.only_reports(), self.clock.now()) {
             return false;
         }
         if let Some(tag) = &extension.wanted.protected
@@ -331,7 +332,8 @@ impl<G: Library> Converge<'_, G> {
             Ok(Action::Drifted(revision)) => self.drifted(extension, revision).await,
             Ok(Action::Run(phase, recovery)) => {
                 let fresh = fresh || recovery == Some(Recovery::Uninstall);
-                let job = Job { extension, target, verified, phase, recovery, fresh };
+                let others = if reports { Others::Kept } else { Others::Overruled };
+                let job = Job { extension, target, verified, phase, recovery, fresh, others };
                 let installed: BoxFuture<'_, ()> = Box::pin(self.install(&job));
                 installed.await;
             }
@@ -464,7 +466,7 @@ impl<G: Library> Converge<'_, G> {
         let Prepared { acting, archive, values, hidden } = prepared;
         let on = On { release: &extension.name, namespace: &target.namespace, acting };
         if let Some(recovery) = job.recovery {
-            self.recover(extension, status, &on, recovery, hidden).await.map_err(Some)?;
+            self.recover(job, status, &on, recovery, hidden).await.map_err(Some)?;
         }
         let good = status.record.own.installed.as_ref().filter(|_| !job.fresh).map_or(0, |before| before.good);
         status.record.own.installed = Some(Installed {
@@ -481,7 +483,8 @@ impl<G: Library> Converge<'_, G> {
         if version.len() <= LABEL_CHARS {
             labels.push((VERSION, version));
         }
-        let install = Install { chart: archive.bytes(), values, labels: &labels, images: target.images.as_ref() };
+        let (images, others) = (target.images.as_ref(), job.others);
+        let install = Install { chart: archive.bytes(), values, labels: &labels, images, others };
         let since = spell(self.clock.now() - Duration::from_secs(1));
         let (namespace, release) = (target.namespace.as_str(), extension.name.as_str());
         let look = Look { client: self.client, namespace, release, since: &since, hidden };
@@ -546,7 +549,7 @@ impl<G: Library> Converge<'_, G> {
 
     async fn recover(
         &self,
-        extension: &Extension,
+        job: &Job<'_>,
         status: &mut Status,
         on: &On<'_>,
         recovery: Recovery,
@@ -555,17 +558,17 @@ impl<G: Library> Converge<'_, G> {
         let (message, done) = match recovery {
             Recovery::Rollback(revision) => {
                 let message = format!("an upgrade was cut off: back to revision {revision}");
-                (message, self.helm.rollback(on, revision).await)
+                (message, self.helm.rollback(on, revision, job.others).await)
             }
             Recovery::Uninstall => (
                 "an installation was cut off or failed: what there is of it is taken down".to_owned(),
                 self.helm.uninstall(on).await,
             ),
         };
-        tracing::info!(extension = extension.name, message, "a release is recovered");
+        tracing::info!(extension = job.extension.name, message, "a release is recovered");
         let happened =
             Happened { phase: Phase::Rollback, warning: true, reason: "Recovered", message: &message, object: None };
-        status.event(operation(extension), &happened, self.clock.now());
+        status.event(operation(job.extension), &happened, self.clock.now());
         done.map_err(|err| explained("the recovery of a release that was cut off", &err, &[], hidden))?;
         let release = releases::one(self.client, on.namespace, on.release).await;
         let release = release.map_err(|err| Problem::of(Fault::Cluster, "ReleasesNotRead", err))?;
@@ -764,12 +767,6 @@ fn went_back(status: &mut Status, release: Option<&Release>) {
     {
         installed.good = good;
     }
-}
-
-/// Whether somebody removed the release that ran when something else failed: nothing is left to stay with.
-fn is_removed(extension: &Extension, releases: &Releases) -> bool {
-    let installed = extension.status.record.own.installed.as_ref().filter(|installed| installed.revision > 0);
-    installed.is_some_and(|one| !releases.contains_key(&(one.namespace.clone(), extension.name.clone())))
 }
 
 /// The extension with the version of its release, where the custom resource that knew it was lost.

@@ -302,7 +302,7 @@ const CAUSES: &[Cause] = &[
     Cause {
         texts: &["Apply failed with", "conflict with"],
         code: "FieldConflict",
-        hint: "another manager owns the named fields: let only one of both set them",
+        hint: "another manager owns the named fields: let only one of both set them, or let the extension put right what others change (reconcile \"repair\")",
         passes: false,
     },
     Cause {

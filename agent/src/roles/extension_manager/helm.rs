@@ -129,6 +129,23 @@ pub struct Install<'a> {
     pub labels: &'a [(&'static str, String)],
     /// Where images come from, if not from where the chart says.
     pub images: Option<&'a Rules>,
+    /// What becomes of fields of the chart that somebody else has set meanwhile, as by `kubectl edit`.
+    pub others: Others,
+}
+
+/// What helm does about fields of a chart that another manager owns in the cluster.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Others {
+    /// It sets them as the chart has them.
+    Overruled,
+    /// It fails, and says which they are.
+    Kept,
+}
+
+impl Others {
+    fn argument(self) -> Option<String> {
+        (self == Self::Overruled).then(|| "--force-conflicts".to_owned())
+    }
 }
 
 /// How a registry is reached.
@@ -349,6 +366,7 @@ impl Helm {
             .map(str::to_owned),
         );
         arguments.extend(self.waiting());
+        arguments.extend(install.others.argument());
         arguments.push(format!("--values={}", values.0.display()));
         arguments.push(format!("--labels={}", labels.join(",")));
         let Some(rules) = install.images else {
@@ -427,10 +445,11 @@ impl Helm {
     ///
     /// # Errors
     /// What helm says.
-    pub async fn rollback(&self, on: &On<'_>, revision: u64) -> Result<(), HelmError> {
+    pub async fn rollback(&self, on: &On<'_>, revision: u64, others: Others) -> Result<(), HelmError> {
         let mut arguments = self.on(on, "rollback");
         arguments.insert(2, revision.to_string());
         arguments.extend(["--wait=hookOnly", "--history-max", HISTORY].map(str::to_owned));
+        arguments.extend(others.argument());
         arguments.extend(self.waiting());
         self.run(&arguments, self.deadline()).await.map(|_| ())
     }
@@ -741,7 +760,8 @@ mod tests {
         let on = On { release: "r", namespace: "n", acting: &Acting::Self_ };
         let rules = Rules { registry: "r.test/mirror".to_owned(), keep: Vec::new() };
         let values = json!({});
-        let mut install = Install { chart: b"", values: &values, labels: &[], images: Some(&rules) };
+        let mut install =
+            Install { chart: b"", values: &values, labels: &[], images: Some(&rules), others: Others::Kept };
         let error = helm.upgrade(&on, &install).await.unwrap_err().to_string();
         assert_eq!(error, "images cannot be taken from r.test/mirror: because");
         let plugin = std::fs::read_to_string(dir.path().join("plugin")).unwrap();
@@ -776,6 +796,22 @@ mod tests {
         let helm = Helm::new("/none/helm".into(), dir.path(), &cluster, Duration::from_secs(5)).unwrap();
         let error = helm.version().await.unwrap_err().to_string();
         assert!(error.starts_with("/none/helm cannot be run"), "{error}");
+    }
+
+    /// Else an edit by `kubectl` would hold up every later version, and also the way back from one that failed.
+    #[tokio::test]
+    async fn e1_helm_overrules_fields_that_others_have_set_only_where_that_is_wanted() {
+        let (dir, helm) = script("echo \"$@\" >>$TMPDIR/../said");
+        let on = On { release: "web", namespace: "web", acting: &Acting::Self_ };
+        let values = json!({});
+        for others in [Others::Overruled, Others::Kept] {
+            let install = Install { chart: b"", values: &values, labels: &[], images: None, others };
+            helm.upgrade(&on, &install).await.unwrap();
+            helm.rollback(&on, 2, others).await.unwrap();
+        }
+        let said = std::fs::read_to_string(dir.path().join("said")).unwrap();
+        let forced: Vec<bool> = said.lines().map(|line| line.contains(" --force-conflicts ")).collect();
+        assert_eq!(forced, [true, true, false, false], "{said}");
     }
 
     #[tokio::test]

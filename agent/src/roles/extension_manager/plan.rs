@@ -19,7 +19,7 @@ use types::{
 use super::{
     images::Rules,
     locks,
-    releases::{Release, Stage},
+    releases::{Release, Releases, Stage},
     state::{Extension, Fault, Installed, Phase, Problem},
     values::SETTINGS_MAX,
 };
@@ -494,6 +494,21 @@ pub fn compare(
     }
 }
 
+/// Whether what failed lately is not tried now. While the version from before runs, the extension stays with that; where
+/// somebody has removed that release, nothing is left to stay with, and it is put right at once, unless changes by others
+/// are only reported.
+pub fn is_left_alone(
+    extension: &Extension,
+    attempt: &str,
+    releases: &Releases,
+    only_reports: bool,
+    now: SystemTime,
+) -> bool {
+    let ran = extension.status.record.own.installed.as_ref().filter(|installed| installed.revision > 0);
+    let is_removed = ran.is_some_and(|one| !releases.contains_key(&(one.namespace.clone(), extension.name.clone())));
+    extension.status.is_put_off(attempt, now) && (only_reports || !is_removed)
+}
+
 /// What comes before helm can work at a release that is not as helm left it. It goes back only to a revision that this
 /// role wrote down itself, and takes down only what never ran.
 fn recovery(installed: Option<&Installed>, release: &Release, lately: SystemTime) -> Result<Option<Recovery>, Problem> {
@@ -814,5 +829,40 @@ mod tests {
         assert_eq!(of(&web, Some(&killed), false), Ok(Action::Run(Phase::Repair, Some(Recovery::Rollback(6)))));
         let half = release(Some("web"), &[(6, Stage::Uninstalling), (5, Stage::Superseded)]);
         assert_eq!(of(&web, Some(&half), false), Ok(Action::Run(Phase::Repair, Some(Recovery::Uninstall))));
+    }
+
+    /// An upgrade has failed, helm went back to what ran before, and that version is not tried again. Then somebody removes
+    /// the release.
+    #[test]
+    fn e8_release_removed_after_another_version_failed_is_put_right() {
+        let index = testing::index(&[("1.0.0", &["Stable"]), ("1.1.0", &["Stable"])]);
+        let mut web = extension("web", json!({"extensionType": "example.web"}));
+        let target = target(&web, &index, &[]).unwrap();
+        assert_eq!(target.offered.version.to_string(), "1.1.0");
+        let now = SystemTime::UNIX_EPOCH;
+        let attempt = target.attempt(&web, &index);
+        web.status.current_version = Some("1.0.0".to_owned());
+        web.status.record.own.installed = Some(Installed { good: 3, ..installed("web", "of 1.0.0", 3) });
+        web.status.failed(1, &attempt, &Problem::stays("HookFailed", "the hook did not end"), now);
+        let runs = Revision {
+            number: 3,
+            stage: Stage::Deployed,
+            fingerprint: Some("of 1.0.0".to_owned()),
+            version: None,
+            begun: Some(now),
+        };
+        let release = Release { namespace: "web".to_owned(), owner: Some("web".to_owned()), revisions: vec![runs] };
+        let key = ("web".to_owned(), "web".to_owned());
+        let there = Releases::from([(key, release)]);
+        let alone =
+            |web: &Extension, releases: &Releases, reports| is_left_alone(web, &attempt, releases, reports, now);
+        assert!(alone(&web, &there, false), "the version from before runs");
+        assert!(!alone(&web, &Releases::new(), false), "nothing is left to stay with");
+        assert_eq!(compare(&web, &target, None, false, now), Ok(Action::Run(Phase::Upgrade, None)));
+        assert!(alone(&web, &Releases::new(), true), "it is only reported");
+        // That failed too: not over and over, though there is no release.
+        web.status.record.own.installed = Some(installed("web", &target.fingerprint, 0));
+        web.status.failed(1, &attempt, &Problem::stays("HookFailed", "the hook did not end"), now);
+        assert!(alone(&web, &Releases::new(), false));
     }
 }

@@ -21,7 +21,11 @@ use types::agent_api::{
     ProtectedSettings, encode,
 };
 
-use super::{Engine, ExtensionManager, Extensions, state::Problem, store::Store};
+use super::{
+    Engine, ExtensionManager, Extensions,
+    state::{Fault, Problem},
+    store::Store,
+};
 use crate::{
     config,
     identity::clock::SystemClock,
@@ -50,7 +54,11 @@ struct Scripted {
     pages: Mutex<VecDeque<Objects>>,
     index: Mutex<Option<CatalogueIndex>>,
     charts: Mutex<HashMap<Sha256, Bytes>>,
+    /// What is said of a chart that is not among them.
+    no_chart: Mutex<Option<Refused>>,
     told: Mutex<Vec<ObjectStatuses>>,
+    /// From where objects were asked for.
+    asked: Mutex<Vec<Option<i64>>>,
     unknown: Mutex<Vec<String>>,
     gone: bool,
 }
@@ -60,8 +68,9 @@ impl Gateway for Scripted {
         Box::pin(async {})
     }
 
-    fn objects<'a>(&'a self, kind: &'a str, _: Option<i64>) -> Asked<'a, Option<Objects>> {
+    fn objects<'a>(&'a self, kind: &'a str, after: Option<i64>) -> Asked<'a, Option<Objects>> {
         assert_eq!(kind, KIND);
+        self.asked.lock().unwrap().push(after);
         let page = self.pages.lock().unwrap().pop_front();
         Box::pin(async move {
             match page {
@@ -96,7 +105,8 @@ impl Library for Scripted {
 
     fn chart(&self, sha256: Sha256) -> Asked<'_, Bytes> {
         let bytes = self.charts.lock().unwrap().get(&sha256).cloned();
-        Box::pin(async move { bytes.ok_or_else(|| ApiError::Unreachable("no chart".to_owned())) })
+        let refused = self.no_chart.lock().unwrap().clone().map(ApiError::Refused);
+        Box::pin(async move { bytes.ok_or_else(|| refused.unwrap_or(ApiError::Unreachable("no chart".to_owned()))) })
     }
 }
 
@@ -219,6 +229,47 @@ async fn ten_thousand_objects_are_bounded_and_told_about() {
     let told = gateway.told.lock().unwrap();
     let first = &told[0].objects[0];
     assert_eq!((first.state, first.error.as_ref().unwrap().code.as_str()), (ObjectState::Failed, "TooManyExtensions"));
+}
+
+/// One more than there may be waits for one that is being taken down, and is asked for again when that is gone.
+#[tokio::test]
+async fn e1_one_more_than_there_may_be_is_taken_when_another_is_gone() {
+    let (map, gateway, cluster) = (Map::default(), Scripted::default(), CLUSTER.parse().unwrap());
+    let store = store(&map);
+    let objects: Vec<_> = (0..Extensions::MAX).map(|n| object(&format!("e{n}"), 1)).collect();
+    let going = Object { deleting: true, generation: 2, ..object("e7", 2) };
+    gateway.pages.lock().unwrap().extend([
+        page(1, true, false, objects.clone()),
+        page(2, false, false, vec![going]),
+        page(3, false, false, vec![object("more", 3)]),
+    ]);
+    let follow = Follow::new(&gateway, &store, &cluster);
+    let report = Report { gateway: &gateway, store: &store, follow: &follow, parts: None };
+    let of_more = || {
+        let told = gateway.told.lock().unwrap();
+        told.iter().flat_map(|one| one.objects.clone()).find(|one| one.id.ends_with("/more"))
+    };
+    let goes = async {
+        until(|| of_more().is_some()).await;
+        let told = of_more().unwrap();
+        assert_eq!((told.state, told.generation, &told.error), (ObjectState::Creating, 3, &None));
+        let line = &told.statuses[0];
+        assert!(line.code == "Waiting" && line.message.contains("at most 200 extensions, and 1 of them"), "{line:?}");
+        assert!(store.get("more").is_none());
+        // The wait for news of what is wanted goes on until something is gone.
+        until(|| *gateway.asked.lock().unwrap() == [None, Some(1), Some(2), Some(3)]).await;
+        let left = objects.into_iter().filter(|one| !one.id.ends_with("/e7")).chain([object("more", 3)]).collect();
+        gateway.pages.lock().unwrap().push_back(page(4, true, false, left));
+        store.remove(&store.get("e7").unwrap()).await.unwrap();
+        until(|| store.get("more").is_some()).await;
+    };
+    tokio::select! {
+        () = follow.run() => {}
+        () = report.run() => {}
+        () = goes => {}
+    }
+    assert_eq!(store.all().len(), Extensions::MAX);
+    assert_eq!(gateway.asked.lock().unwrap()[4], None, "all of it is asked for again");
 }
 
 #[tokio::test]
@@ -358,7 +409,17 @@ async fn e2_chart_with_another_digest_is_not_opened() {
     let pinned = Pinned { keys: vec![own.public()], catalogue: None };
     let catalogue = Catalogue::new(&gateway, &store, pinned, Arc::new(SystemClock), Duration::from_secs(180));
     let give = |bytes: Vec<u8>| drop(gateway.charts.lock().unwrap().insert(release.chart.sha256, bytes.into()));
-    assert_eq!(catalogue.chart(&verified, "example.web", release).await.unwrap_err().code, "ChartNotFetched");
+    let refused = async || catalogue.chart(&verified, "example.web", release).await.unwrap_err();
+    assert_eq!((refused().await.code, refused().await.fault), ("ChartNotFetched", Fault::Gateway));
+    // One that is not there yet is waited for, and not for as long as a gateway that does not answer.
+    for (status, code, fault) in
+        [(503, "ChartUnavailable", Fault::Cluster), (404, "ChartNotFound", Fault::Object), (500, "X", Fault::Gateway)]
+    {
+        let (code, message) = (code.to_owned(), "The file charts/web.tgz is not there".to_owned());
+        *gateway.no_chart.lock().unwrap() = Some(Refused { status, code, message, retry_after: None });
+        let problem = refused().await;
+        assert!(problem.fault == fault && problem.message.contains("charts/web.tgz is not there"), "{problem:?}");
+    }
     let good = testing::chart(&testing::metadata("web", "1.0.0"), &[]);
     let mut bad = good.clone();
     *bad.last_mut().unwrap() ^= 1;

@@ -5,12 +5,12 @@
 use std::{
     collections::HashSet,
     sync::Mutex,
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime},
 };
 
 use daemon::{Backoff, random_unit};
 use types::{
-    agent_api::{Object, ObjectError, ObjectState, ObjectStatus, Objects, ProtectedQuestion, codes},
+    agent_api::{Object, ObjectError, ObjectState, ObjectStatus, Objects, ProtectedQuestion, StatusLine, codes},
     ids::ClusterId,
 };
 
@@ -20,7 +20,7 @@ use super::{
     state::{Fault, Item, Problem, Wanted},
     store::{Store, size},
 };
-use crate::{chain, metrics, tunnel::api::AGAIN};
+use crate::{chain, identity::spell, metrics, tunnel::api::AGAIN};
 
 /// Objects of other kinds and refused ones are counted in a whole listing too.
 const OBJECTS_MAX: usize = 20_000;
@@ -47,6 +47,9 @@ pub struct Follow<'a, G, K: Kind> {
     pub refused: Mutex<Vec<ObjectStatus>>,
     /// What does not work.
     pub problem: Mutex<Option<String>>,
+    /// How many objects there were when one more was refused for want of room: it is asked for again once there are
+    /// fewer. None: there was room for all.
+    crowded: Mutex<Option<usize>>,
     /// When the gateway began to list all that is wanted, the last time that it came to an end.
     pub listed: Mutex<Option<Instant>>,
     /// Protected settings that are not to be had, by object: the tag and why.
@@ -88,6 +91,7 @@ impl<'a, G: Gateway, K: Kind> Follow<'a, G, K> {
             cluster,
             refused: Mutex::default(),
             problem: Mutex::default(),
+            crowded: Mutex::default(),
             listed: Mutex::default(),
             unprotected: Mutex::default(),
         }
@@ -111,8 +115,9 @@ impl<'a, G: Gateway, K: Kind> Follow<'a, G, K> {
             let asked = Instant::now();
             let answer = tokio::select! {
                 answer = self.gateway.objects(K::TYPE, place.position) => answer.map_err(|err| (chain(&err), err.retry_after())),
-                // Somebody removed a custom resource: what is wanted is asked for from the beginning.
-                () = self.store.lost.notified() => { place = Place::default(); continue }
+                // Somebody removed a custom resource, or there is room for what was refused: what is wanted is asked for
+                // from the beginning.
+                () = self.anew() => { place = Place::default(); continue }
             };
             let taken = match answer {
                 Ok(Some(page)) => {
@@ -135,8 +140,34 @@ impl<'a, G: Gateway, K: Kind> Follow<'a, G, K> {
                     after.unwrap_or(wait).max(wait)
                 }
             };
-            let _ = tokio::time::timeout(wait, self.store.lost.notified()).await.map(|()| place = Place::default());
+            let _ = tokio::time::timeout(wait, self.anew()).await.map(|()| place = Place::default());
         }
+    }
+
+    /// Waits until all that is wanted is to be asked for again.
+    async fn anew(&self) {
+        let room = async {
+            let mut changes = self.store.changes();
+            loop {
+                changes.mark_unchanged();
+                if self.has_room() {
+                    return;
+                }
+                if changes.changed().await.is_err() {
+                    std::future::pending::<()>().await;
+                }
+            }
+        };
+        tokio::select! {
+            () = self.store.lost.notified() => {}
+            () = room => {}
+        }
+    }
+
+    /// Whether there is room by now for what was refused: once.
+    fn has_room(&self) -> bool {
+        let mut crowded = self.crowded.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        crowded.take_if(|then| self.store.counts().0 < *then).is_some()
     }
 
     /// Takes a page. One that cannot be written down is asked for again.
@@ -212,19 +243,31 @@ impl<'a, G: Gateway, K: Kind> Follow<'a, G, K> {
             bytes = 0;
         }
         let others = || self.store.all_bytes(name);
-        let refusal = if known.is_none() && self.store.all().len() >= K::MAX {
-            Some((K::TOO_MANY, format!("a cluster takes at most {} {}", K::MAX, K::NOUNS)))
+        let (count, going) = self.store.counts();
+        // Whether it is for want of room, which comes when another one is gone.
+        let refusal = if known.is_none() && count >= K::MAX {
+            Some((true, K::TOO_MANY, format!("a cluster takes at most {} {}", K::MAX, K::NOUNS)))
         } else if bytes > PROPERTIES_BYTES {
-            Some(("SettingsTooLarge", format!("the {}'s settings have more than {PROPERTIES_BYTES} bytes", K::NOUN)))
+            let message = format!("the {}'s settings have more than {PROPERTIES_BYTES} bytes", K::NOUN);
+            Some((false, "SettingsTooLarge", message))
         } else if bytes > 0 && others().saturating_add(bytes) > ALL_BYTES {
             let message = format!("the settings of all {} of the cluster have more than {ALL_BYTES} bytes", K::NOUNS);
-            Some(("SettingsTooLarge", message))
+            Some((true, "SettingsTooLarge", message))
         } else {
             None
         };
         match refusal {
-            Some((code, message)) => {
-                self.refuse(&object, code, message);
+            Some((for_room, code, message)) => {
+                if for_room {
+                    *self.crowded.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(count);
+                }
+                if for_room && going > 0 && !object.deleting {
+                    let message =
+                        format!("{message}, and {going} of them are being deleted: it begins when one is gone");
+                    self.put_off(&object, known.is_some(), &message);
+                } else {
+                    self.refuse(&object, code, message);
+                }
                 Ok(())
             }
             None => {
@@ -239,22 +282,33 @@ impl<'a, G: Gateway, K: Kind> Follow<'a, G, K> {
     }
 
     fn refuse(&self, object: &Object, code: &str, message: String) {
+        let state = if object.deleting { ObjectState::Deleted } else { ObjectState::Failed };
+        let error = (!object.deleting).then(|| ObjectError { code: code.to_owned(), message });
+        self.say(ObjectStatus { error, ..status(object, state) });
+    }
+
+    /// Tells why an object is not begun yet. `is_there`: it is there as it was wanted before.
+    fn put_off(&self, object: &Object, is_there: bool, message: &str) {
+        let line = StatusLine {
+            code: "Waiting".to_owned(),
+            display_status: "Waiting".to_owned(),
+            level: "Warning".to_owned(),
+            message: message.to_owned(),
+            time: spell(SystemTime::now()),
+        };
+        let state = if is_there { ObjectState::Updating } else { ObjectState::Creating };
+        self.say(ObjectStatus { statuses: vec![line], ..status(object, state) });
+    }
+
+    fn say(&self, status: ObjectStatus) {
         let mut refused = self.refused.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        refused.retain(|one| one.id != object.id);
+        refused.retain(|one| one.id != status.id);
         if refused.len() < REFUSALS_MAX {
-            refused.push(ObjectStatus {
-                id: object.id.clone(),
-                generation: object.generation,
-                state: if object.deleting { ObjectState::Deleted } else { ObjectState::Failed },
-                current_version: None,
-                error: (!object.deleting).then(|| ObjectError { code: code.to_owned(), message }),
-                statuses: Vec::new(),
-                events: Vec::new(),
-                details: None,
-                parts: None,
-            });
+            refused.push(status);
         }
         drop(refused);
+        // For whoever tells.
+        self.store.nudge();
     }
 
     /// Fetches protected settings that are not here.
@@ -313,6 +367,21 @@ impl<'a, G: Gateway, K: Kind> Follow<'a, G, K> {
     pub fn why_unprotected(&self, name: &str, tag: &str) -> Option<Problem> {
         let told = self.unprotected.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         told.iter().find(|(one, of, _)| one == name && of == tag).map(|(_, _, problem)| problem.clone())
+    }
+}
+
+/// What is told of an object that has no custom resource.
+fn status(object: &Object, state: ObjectState) -> ObjectStatus {
+    ObjectStatus {
+        id: object.id.clone(),
+        generation: object.generation,
+        state,
+        current_version: None,
+        error: None,
+        statuses: Vec::new(),
+        events: Vec::new(),
+        details: None,
+        parts: None,
     }
 }
 

@@ -169,6 +169,12 @@ impl<K: Kind> Store<K> {
         locked(&self.all).values().cloned().collect()
     }
 
+    /// How many there are, and how many of these are being taken down.
+    pub fn counts(&self) -> (usize, usize) {
+        let all = locked(&self.all);
+        (all.len(), all.values().filter(|one| one.wanted.deleting).count())
+    }
+
     /// Bytes of the properties of all but one.
     pub fn all_bytes(&self, besides: &str) -> usize {
         locked(&self.all).values().filter(|one| one.name != besides).map(|one| one.bytes).sum()
