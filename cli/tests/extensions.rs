@@ -7,7 +7,10 @@ use std::{fs, path::Path, process::Command};
 
 use catalogue::testing::{chart, metadata};
 use serde_json::{Value, json};
-use support::site::Site;
+use support::{
+    Running,
+    site::{Site, Talking},
+};
 
 const CLUSTERS: &str = "providers/Microsoft.Kubernetes/connectedClusters";
 const WEB: [&str; 6] = ["-g", "edge", "-c", "shop", "-n", "web"];
@@ -158,4 +161,43 @@ fn e2_whoever_installs_agents_is_told_the_keys_of_the_catalogue() {
     let key = fs::read_to_string(folder.path().join("k.pub")).unwrap();
     assert_eq!(settings["catalogue"]["keys"], json!([key]), "{settings}");
     assert_eq!(settings["catalogue"]["id"].as_str().map(str::len), Some(32));
+}
+
+#[test]
+fn e14_cluster_that_a_rollout_names_and_that_is_not_there_is_told_of() {
+    let (_folder, site) = site();
+    let start =
+        ["extension", "rollout", "start", "-g", "edge", "-n", "r", "--extension", "web", "--type", "example.web"];
+    let output = site.run(&[&start[..], &["--version", "1.1.0", "--clusters", "shop,shpo"]].concat());
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success() && said.contains("warning: there is no cluster shpo;"), "{said}");
+    assert!(!said.contains("no cluster shop;"), "{said}");
+    // Pages are posted, and none has anything here.
+    assert_eq!(site.json(&["extension", "rollout", "status", "-g", "edge", "-n", "r"])["clusters"], json!([]));
+}
+
+/// As `kubectl get -w` does.
+#[test]
+fn d4_what_is_followed_goes_on_when_the_gateway_was_away() {
+    let (folder, mut site) = site();
+    let web: Vec<&str> = ["extension", "create", "--type", "example.web", "--no-wait"].into_iter().chain(WEB).collect();
+    site.ok(&web);
+    let events: Vec<&str> = ["extension", "events", "-f"].into_iter().chain(WEB).collect();
+    let mut events = Talking::start(site.command(&events));
+    let mut clusters = Running::start(site.command(&["events", "-f", "--after", "0", "-o", "tsv"]));
+    assert!(clusters.line().ends_with("/connectedClusters/shop"));
+    site.away();
+    events.line_with("the gateway does not answer; this goes on when it does");
+    site.back(&["--set", &format!("api.catalogue_dir={}", folder.path().join("c").display())]);
+    events.line_with("the gateway answers again");
+    let url = format!("/subscriptions/{{subscription}}/resourceGroups/edge/{CLUSTERS}/late?api-version=2026-05-01");
+    let body = json!({"location": "eastus", "identity": {"type": "SystemAssigned"},
+        "properties": {"agentPublicKeyCertificate": ""}});
+    let body = site.file("body.json", &body.to_string());
+    site.ok(&["rest", "-m", "put", "-u", &url, "-b", &format!("@{body}")]);
+    while !clusters.line().ends_with("/connectedClusters/late") {}
+    for id in [events.child.id(), clusters.child.id()] {
+        assert!(Command::new("kill").args(["-s", "INT", &id.to_string()]).status().unwrap().success());
+    }
+    assert_eq!((events.end().0, clusters.code()), (Some(130), Some(130)));
 }

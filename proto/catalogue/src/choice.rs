@@ -88,7 +88,7 @@ impl fmt::Display for Unfit {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ChoiceError {
     /// No version is in this train.
-    #[error("there is no release train {train:?}; there are {known:?}")]
+    #[error("there is no release train {train:?}; there are: {}", .known.join(", "))]
     UnknownTrain {
         /// The one that was asked for.
         train: String,
@@ -277,7 +277,7 @@ mod tests {
         assert_eq!(shown(newest(&kind, "stable", &any).unwrap()), "1.10.0");
         assert_eq!(shown(newest(&kind, "Preview", &any).unwrap()), "v2.0.0-rc.1");
         let unknown = newest(&kind, "Nightly", &any).unwrap_err();
-        assert_eq!(unknown.to_string(), r#"there is no release train "Nightly"; there are ["Preview", "Stable"]"#);
+        assert_eq!(unknown.to_string(), r#"there is no release train "Nightly"; there are: Preview, Stable"#);
         assert!(upgrade(&kind, "x", &any, &"1.9.0".parse().unwrap(), UpgradeMode::None).is_err());
     }
 

@@ -15,7 +15,7 @@ use super::{
     EXTENSIONS,
 };
 use crate::{
-    api::WaitArgs,
+    api::{WaitArgs, at, versions},
     context::Context,
     failure::{Failure, Outcome},
     output::{self, Column},
@@ -156,13 +156,20 @@ async fn start(args: &StartArgs, common: &CommonArgs) -> Outcome<()> {
         "type": format!("{EXTENSIONS}"), "name": args.extension, "existing": true,
         "properties": {"extensionType": args.kind, "version": args.version},
     });
-    let body = json!({"properties": {"selector": selector, "template": template, "rollout": waves}});
+    let body = json!({"properties": {"selector": &selector, "template": template, "rollout": waves}});
     let named = Named { name: args.name.clone(), resource_group: args.resource_group.clone() };
     let open = Assignment::open(&named, LIST, common).await?;
     if let Some(there) = open.api.find(&open.target).await? {
         is_one(&there.body)?;
     }
     let made = open.api.put(&open.target, &body).await?.body;
+    for id in selector["clusters"].as_array().into_iter().flatten().filter_map(Value::as_str) {
+        // A name that was mistyped would be a rollout that is complete, to no cluster.
+        if let Ok(None) = open.api.find(&at(id, versions::CLUSTERS)).await {
+            let name = id.rsplit('/').next().unwrap_or_default();
+            say(&format!("warning: there is no cluster {name}; it has no part in the rollout until there is one"));
+        }
+    }
     output::print(&row(&made), &common.output, COLUMNS)?;
     say(&format!("see how far it is: towline extension rollout status {}", named.options()));
     Ok(())
