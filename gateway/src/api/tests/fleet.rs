@@ -144,11 +144,16 @@ impl Bench {
     }
 
     async fn states(&self, name: &str, asked: Value) -> Vec<(String, String)> {
-        let path = assignment(Some("g"), name).replace('?', "/listClusters?");
-        let answer = self.call("owner", "POST", &path, Some(asked)).await;
-        assert_eq!(answer.status, 200, "{}", answer.body);
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-        answer.body["value"].as_array().unwrap().iter().map(|one| (text(&one["name"]), text(&one["state"]))).collect()
+        let (mut next, mut states) = (Some(assignment(Some("g"), name).replace('?', "/listClusters?")), Vec::new());
+        while let Some(path) = next {
+            let answer = self.call("owner", "POST", &path, Some(asked.clone())).await;
+            assert_eq!(answer.status, 200, "{}", answer.body);
+            let page = answer.body["value"].as_array().unwrap().iter();
+            states.extend(page.map(|one| (text(&one["name"]), text(&one["state"]))));
+            next = answer.body["nextLink"].as_str().map(|link| link.strip_prefix(URL).unwrap().to_owned());
+        }
+        states
     }
 
     async fn made(&self, cluster: &str, name: &str) -> Answer {
