@@ -112,6 +112,11 @@ pub fn is_short(value: &Value) -> bool {
     left(value, AT_ONCE_BYTES).is_some()
 }
 
+/// Whether an object is of at most so many bytes, by and large: without what escapes take.
+pub fn is_within(object: &Map<String, Value>, bytes: usize) -> bool {
+    left_by(object, bytes).is_some()
+}
+
 /// The same of an object.
 pub fn is_short_object(object: &Map<String, Value>) -> bool {
     left_by(object, AT_ONCE_BYTES).is_some()

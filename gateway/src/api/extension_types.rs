@@ -24,7 +24,7 @@ pub const NAME: &str = "Microsoft.KubernetesConfiguration/extensionTypes";
 /// What one must be allowed at the subscription, or at the cluster.
 const READ: &str = "Microsoft.KubernetesConfiguration/extensionTypes/read";
 /// Versions of the API that are answered.
-pub const API_VERSIONS: &[&str] = &["2024-11-01-preview"];
+pub const API_VERSIONS: &[&str] = &["2023-05-01-preview", "2024-11-01-preview"];
 /// What clusters are called in the filter `clusterType` and in `supportedClusterTypes`.
 const CLUSTER_TYPE: &str = "connectedClusters";
 

@@ -11,6 +11,7 @@ use crate::{
     answers::{self, Body},
     api_error::ApiError,
     aside::{here, turns},
+    bodies,
     control::{
         objects::{PROTECTED_FOR_MS, mark_deleting},
         work::{converge, take_down},
@@ -297,6 +298,7 @@ async fn prepare<'a>(
         (Change::Merge(_) | Change::Roll(..), None) => return Err(ApiError::resource_not_found(id)),
     };
     writes_for(call, kind, id, &body, "write")?;
+    is_within_bounds(&body, change)?;
     let writing = Writing {
         id,
         old,
@@ -558,6 +560,21 @@ fn protect(
     };
     let protected = (!secrets.is_empty()).then(|| call.control.seal(id.key(), &Value::Object(secrets))).transpose()?;
     Ok(Sealed { protected, given })
+}
+
+/// What many PATCHes put together is as small as what one PUT may send: it goes to a cluster in one piece, and whoever read
+/// it could not write it back otherwise.
+fn is_within_bounds(body: &Map<String, Value>, change: &Change) -> Result<(), ApiError> {
+    let own = body.get("properties").and_then(Value::as_object);
+    let is_merged = matches!(change, Change::Merge(_) | Change::Roll(..));
+    if is_merged && own.is_some_and(|own| !answers::is_within(own, bodies::BYTES)) {
+        let message = format!(
+            "With this change the resource's properties have more than {} bytes; take something out first.",
+            bodies::BYTES
+        );
+        return Err(ApiError::of(StatusCode::PAYLOAD_TOO_LARGE, "RequestContentTooLarge", message).at("properties"));
+    }
+    Ok(())
 }
 
 /// If-Match and If-None-Match (RFC 9110 section 13.1).

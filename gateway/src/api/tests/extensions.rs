@@ -492,6 +492,38 @@ async fn d4_events_are_listed_in_order() {
     assert_eq!(reasons, ["Begun", "Installed"], "{}", listed.body);
 }
 
+/// What is larger no agent takes.
+#[tokio::test]
+async fn e5_many_patches_put_no_more_together_than_one_put_may_send() {
+    let site = bench().await;
+    let target = extension("c", "web");
+    assert_eq!(site.call("owner", "PUT", &target, Some(web())).await.status, 201);
+    let part = |from: usize| {
+        let settings: serde_json::Map<String, Value> =
+            (from..from + 100).map(|number| (format!("k{number}"), "x".repeat(1000).into())).collect();
+        json!({"properties": {"configurationSettings": settings}})
+    };
+    let mut statuses = Vec::new();
+    for step in 0..3 {
+        statuses.push(site.call("owner", "PATCH", &target, Some(part(step * 100))).await.status);
+    }
+    assert_eq!(statuses, [202, 202, 413]);
+    let shown = site.call("owner", "GET", &target, None).await;
+    assert_eq!(shown.body["properties"]["configurationSettings"].as_object().unwrap().len(), 202);
+    assert_eq!(site.call("owner", "PATCH", &target, Some(part(0))).await.status, 202, "what is there may change");
+}
+
+/// Clients of Azure's SDK that follow configurations and extensions use one version for both.
+#[tokio::test]
+async fn e1_extensions_take_the_api_versions_that_clients_use() {
+    let site = bench().await;
+    for (name, version) in [("one", "2022-03-01"), ("two", "2022-07-01"), ("three", "2023-05-01")] {
+        let target = format!("{}?api-version={version}", extension_id("c", name));
+        let made = site.call("owner", "PUT", &target, Some(web())).await;
+        assert_eq!(made.status, 201, "{version}: {}", made.body);
+    }
+}
+
 #[tokio::test]
 async fn e1_bad_input_is_refused_with_its_place() {
     let site = bench().await;
