@@ -31,6 +31,20 @@ where
     read_as(call, body, |object| object).await
 }
 
+/// The same of an action, whose body may be missing: clients send neither one nor its type where they have nothing to say.
+pub async fn read_or_nothing<B>(call: &Call<'_>, body: B) -> Result<Map<String, Value>, ApiError>
+where
+    B: http_body::Body<Data = Bytes>,
+    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
+    let announced = call.headers.get(header::CONTENT_LENGTH).is_some_and(|length| length != "0");
+    let chunked = call.headers.contains_key(header::TRANSFER_ENCODING);
+    if !call.headers.contains_key(header::CONTENT_TYPE) && !announced && !chunked && body.is_end_stream() {
+        return Ok(Map::new());
+    }
+    read(call, body).await
+}
+
 /// The same, and what `then` makes of it: of a long one on the thread where it is read.
 pub async fn read_as<B, T: Send + 'static>(
     call: &Call<'_>,

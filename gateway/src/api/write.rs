@@ -690,7 +690,8 @@ pub async fn delete(call: &Call<'_>, id: &ResourceId) -> Result<Response<Body>, 
     let target = writable(call, id)?;
     call.authorize(&format!("{}/delete", read::operations_of(target.kind)), id)?;
     read::in_subscription(call, id)?;
-    let only_empty = flag(call, "onlyIfEmpty")?;
+    // What agents follow is taken down in its cluster first, which is no question of what it holds here.
+    let only_empty = flag(call, "onlyIfEmpty")? && !target.kind.is_followed();
     // What is in the cluster is then taken down without anybody waiting for it (E10).
     let forced = target.kind.is_followed() && flag(call, "forceDelete")?;
     take_away(call, target, Taking { only_empty, forced, by: None }).await
@@ -861,7 +862,7 @@ where
     let version = call.version(kind)?;
     let usual = format!("{}/{action}/action", read::operations_of(kind));
     call.authorize(kind.permission(action).unwrap_or(&usual), id)?;
-    let body = body::read(call, body).await?;
+    let body = body::read_or_nothing(call, body).await?;
     read::in_subscription(call, id)?;
     let resource = resources::get(call.control, id).await?.ok_or_else(|| ApiError::resource_not_found(id))?;
     let acting = Acting {

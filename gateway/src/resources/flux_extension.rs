@@ -90,6 +90,12 @@ pub async fn kept_by(
     if !is_flux(deleted) {
         return Ok(None);
     }
+    // A second one of the type, which the cluster does not install beside the first, serves nobody.
+    let created = |stored: &Stored| stored.body["systemData"]["createdAt"].as_str().unwrap_or_default().to_owned();
+    let is_first = |other: &Stored| is_flux(other) && (created(other), &other.key) < (created(deleted), &deleted.key);
+    if children(control, extension::NAME, &deleted.parent).await?.iter().any(is_first) {
+        return Ok(None);
+    }
     let users = children(control, needing.kind, &deleted.parent).await?;
     if users.is_empty() {
         return Ok(Some((needing.kind.to_ascii_lowercase(), deleted.parent.clone())));

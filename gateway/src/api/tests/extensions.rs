@@ -490,6 +490,10 @@ async fn d4_events_are_listed_in_order() {
         .await;
     let reasons: Vec<_> = listed.body["value"].as_array().unwrap().iter().map(|one| one["reason"].clone()).collect();
     assert_eq!(reasons, ["Begun", "Installed"], "{}", listed.body);
+    // Who has nothing to say sends neither a body nor its type.
+    let path = format!("{}/listEvents?{EVENTS_VERSION}", extension_id("c", "web"));
+    let bare = site.call("owner", "POST", &path, None).await;
+    assert_eq!((bare.status, &bare.body["value"]), (200, &listed.body["value"]), "{}", bare.body);
 }
 
 /// What is larger no agent takes.

@@ -846,6 +846,13 @@ async fn g2_the_extension_stays_while_there_are_configurations() {
         );
         assert!(refused.body["error"]["message"].as_str().unwrap().contains("bank, shop"), "{}", refused.body);
     }
+    // A second one, which the cluster never installs, can be taken away; and nothing is deleted for being empty.
+    let second = json!({"properties": {"extensionType": "microsoft.flux"}});
+    assert_eq!(site.call("owner", "PUT", &extension("flux2"), Some(second)).await.status, 201);
+    let empty = site.call("owner", "DELETE", &format!("{}&onlyIfEmpty=true", at("shop")), None).await;
+    assert_eq!(empty.status, 202, "{}", empty.body);
+    assert_eq!(site.call("owner", "DELETE", &extension("flux"), None).await.status, 409);
+    assert_eq!(site.call("owner", "DELETE", &extension("flux2"), None).await.status, 202);
     for name in ["shop", "bank"] {
         site.call("owner", "DELETE", &format!("{}&forceDelete=true", at(name)), None).await;
     }
