@@ -365,6 +365,7 @@ where
         (Route::ExtensionTypes(question), true) => extension_types::serve(&call, question).await,
         (Route::Everything(scope), true) => read::everything(&call, scope).await,
         (Route::OperationStatus(subscription, id), true) => operations::status(&call, subscription, id).await,
+        (Route::OperationOf(resource, id), true) => operations::status_of(&call, resource, id).await,
         (Route::OperationResult(subscription, id), true) => operations::result(&call, subscription, id).await,
         (route, true) => fixed::serve(&call, route).await,
     };

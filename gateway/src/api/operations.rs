@@ -54,7 +54,19 @@ pub fn announce(call: &Call<'_>, mut response: Response<Body>, operation: Option
 
 /// `operationStatuses`: always 200, and the body says how far it is.
 pub async fn status(call: &Call<'_>, subscription: &str, id: &str) -> Result<Response<Body>, ApiError> {
-    let operation = find(call, subscription, id).await?;
+    Ok(told(call, &find(call, subscription, id).await?))
+}
+
+/// The same below a resource: only of an operation on that one.
+pub async fn status_of(call: &Call<'_>, resource: &ResourceId, id: &str) -> Result<Response<Body>, ApiError> {
+    let operation = find(call, resource.subscription(), id).await?;
+    if !ResourceId::parse(&operation.resource).is_ok_and(|about| about.key() == resource.key()) {
+        return Err(not_found(id));
+    }
+    Ok(told(call, &operation))
+}
+
+fn told(call: &Call<'_>, operation: &Operation) -> Response<Body> {
     let mut value = json!({
         "id": call.path,
         "name": operation.id,
@@ -72,7 +84,7 @@ pub async fn status(call: &Call<'_>, subscription: &str, id: &str) -> Result<Res
     if operation.status == Status::InProgress {
         response.headers_mut().insert(header::RETRY_AFTER, RETRY_AFTER);
     }
-    Ok(response)
+    response
 }
 
 /// `operationResults`: 202 while it is under way, then what the call would have answered at once.
@@ -96,13 +108,15 @@ pub async fn result(call: &Call<'_>, subscription: &str, id: &str) -> Result<Res
     }
 }
 
+fn not_found(id: &str) -> ApiError {
+    let shown: String = id.chars().take(64).collect();
+    ApiError::of(StatusCode::NOT_FOUND, "OperationNotFound", format!("The operation '{shown}' was not found."))
+}
+
 /// Only who began it, or may read what it is about, sees an operation; to all others it does not exist.
 async fn find(call: &Call<'_>, subscription: &str, id: &str) -> Result<Operation, ApiError> {
     call.any_version()?;
-    let unknown = || {
-        let shown: String = id.chars().take(64).collect();
-        ApiError::of(StatusCode::NOT_FOUND, "OperationNotFound", format!("The operation '{shown}' was not found."))
-    };
+    let unknown = || not_found(id);
     if !crate::guid::is_guid(id) {
         return Err(unknown());
     }

@@ -58,6 +58,8 @@ pub enum Route {
     Operations(String),
     /// `.../locations/<location>/operationStatuses/<id>`: how far an operation is.
     OperationStatus(String, String),
+    /// `<resource>/operations/<id>`: the same, of an operation on this resource.
+    OperationOf(ResourceId, String),
     /// `.../locations/<location>/operationResults/<id>`: what an operation came to.
     OperationResult(String, String),
     /// `/subscriptions/<id>/locations`: the locations of a subscription.
@@ -74,9 +76,11 @@ impl Route {
     /// The subscription that it is in, as written.
     pub fn subscription(&self) -> Option<&str> {
         match self {
-            Self::Resource(id) | Self::Everything(id) | Self::Events(id) | Self::Action(id, _) => {
-                Some(id.subscription())
-            }
+            Self::Resource(id)
+            | Self::Everything(id)
+            | Self::Events(id)
+            | Self::Action(id, _)
+            | Self::OperationOf(id, _) => Some(id.subscription()),
             Self::ExtensionTypes(question) => Some(question.scope.subscription()),
             Self::Collection { scope, .. } => scope.as_ref().map(ResourceId::subscription),
             Self::Providers { subscription, .. } => subscription.as_deref(),
@@ -177,9 +181,7 @@ fn resource(post: bool, segments: &[&str], words: &[&str]) -> Result<Route, Inva
     }
     match join(segments) {
         Ok(id) => Ok(match resources::operation_of(&id) {
-            Some((resource, operation)) => {
-                Route::OperationStatus(resource.subscription().to_owned(), operation.to_owned())
-            }
+            Some((resource, operation)) => Route::OperationOf(resource, operation.to_owned()),
             None => Route::Resource(id),
         }),
         Err(error) => match join(rest) {

@@ -369,7 +369,7 @@ mod tests {
             Route::Providers { subscription: Some(_), namespace: Some(_) } => "provider of a subscription",
             Route::Register { .. } => "register",
             Route::Operations(_) => "operations",
-            Route::OperationStatus(..) => "status",
+            Route::OperationStatus(..) | Route::OperationOf(..) => "status",
             Route::OperationResult(..) => "result",
             Route::Locations(_) => "locations",
             Route::Graph(_) => "graph",

@@ -190,6 +190,9 @@ async fn e1_an_extension_is_there_when_its_cluster_says_so() {
         news.objects[0].operation.as_ref().unwrap()
     );
     assert_eq!(site.call("owner", "GET", &own, None).await.body["status"], "Failed");
+    let other = own.replace("/web/operations/", "/other/operations/");
+    let unknown = site.call("owner", "GET", &other, None).await;
+    assert_eq!((unknown.status, unknown.code()), (404, "OperationNotFound"), "{}", unknown.body);
 }
 
 #[tokio::test]
