@@ -44,7 +44,7 @@ pub enum IdentityError {
     /// Certificate, key or roots.
     #[error("{0}")]
     Load(&'static str, #[source] certs::LoadError),
-    /// The certificate is none of an agent.
+    /// The certificate is not an agent's.
     #[error("the certificate")]
     Peer(#[source] certs::PeerError),
     /// It is of another cluster.
@@ -55,7 +55,7 @@ pub enum IdentityError {
         /// The cluster that this agent is configured for.
         wanted: String,
     },
-    /// A time that is none.
+    /// The text is not an RFC 3339 time.
     #[error("{0:?} is not a time (RFC 3339)")]
     Time(String),
     /// It ends before it begins.

@@ -322,6 +322,11 @@ impl Api {
 
 fn read(answer: Response<Bytes>) -> anyhow::Result<Answer> {
     let (head, body) = answer.into_parts();
-    let body = if body.is_empty() { Value::Null } else { serde_json::from_slice(&body).context("it is no JSON")? };
+    let body = if body.is_empty() {
+        Value::Null
+    } else {
+        serde_json::from_slice(&body)
+            .context("the answer is not JSON; check that the address is that of a Towline gateway")?
+    };
     Ok(Answer { status: head.status, headers: head.headers, body })
 }

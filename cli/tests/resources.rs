@@ -426,5 +426,5 @@ fn r14_enrolment_tokens_are_listed_without_their_secrets_and_withdrawn() {
     let left = site.ok(&["enrolment-token", "list", "-g", "web", "--query", "[].id", "-o", "tsv"]);
     assert_eq!(left, two["id"].as_str().unwrap());
     let gone = site.fails(1, &["enrolment-token", "withdraw", "-g", "web", id]);
-    assert!(gone.contains("EnrolmentTokenNotFound") && gone.contains("hint: see which are good"), "{gone}");
+    assert!(gone.contains("EnrolmentTokenNotFound") && gone.contains("hint: list the valid ones"), "{gone}");
 }

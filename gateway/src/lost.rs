@@ -44,7 +44,7 @@ pub enum LostError {
     #[error("the store has the issuer's signing key: nothing is lost, and nothing was changed")]
     NotLostThere,
     /// The store cannot be opened or changed.
-    #[error("the store")]
+    #[error("cannot open or change the store")]
     Store(#[from] StoreError),
 }
 

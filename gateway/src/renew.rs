@@ -45,10 +45,10 @@ pub enum RenewError {
     )]
     NoOwner,
     /// Files of certificates.
-    #[error("the certificates")]
+    #[error("cannot read or write the certificates")]
     Certificates(#[from] LoadError),
     /// The authority cannot issue the certificate.
-    #[error("the certificate authority")]
+    #[error("cannot issue a certificate")]
     Authority(#[from] AuthorityError),
     /// What has the owner's service principal.
     #[error("the owner")]

@@ -173,7 +173,7 @@ pub struct Showing<'a> {
     pub caller: &'a Caller,
     /// The store and the live state.
     pub control: &'a Control,
-    /// What is kept of its agents, if it is of a kind that has such.
+    /// What is kept of its agents; `None` for kinds without agents.
     pub agent: Option<&'a Agent>,
     /// What is kept of it as something that agents follow.
     pub object: &'a Object,
@@ -236,12 +236,12 @@ pub trait Kind: Send + Sync {
     /// What its JSON may hold beside `id`, `name`, `type`, `systemData` and `etag`.
     fn schema(&self) -> &'static [Property];
 
-    /// Whether clients create, change and delete such.
+    /// Whether clients may create, change and delete resources of this kind.
     fn is_writable(&self) -> bool {
         true
     }
 
-    /// What a name must be, if this one is not.
+    /// Checks a name. The error says what is allowed.
     fn check_name(&self, name: &str) -> Result<(), ErrorDetail>;
 
     /// Whether a deletion is a long-running operation.
@@ -260,12 +260,12 @@ pub trait Kind: Send + Sync {
     }
 
     /// Whether the agents of its cluster follow it: what is written is done there, and an operation ends when the agents
-    /// have told so (E1). None: they do not.
+    /// have told so (docs/features.md E1). `None`: agents do not follow this kind.
     fn follows(&self) -> Option<Followed> {
         None
     }
 
-    /// Whether they do.
+    /// Whether agents follow this kind.
     fn is_followed(&self) -> bool {
         self.follows().is_some()
     }
@@ -291,7 +291,8 @@ pub trait Kind: Send + Sync {
         None
     }
 
-    /// Where what nobody may see again is sent from a cluster, of a body: scheme, host and port. None where it is not.
+    /// The origin (scheme, host and port) to which a cluster sends the protected settings of this body; `None` where it
+    /// sends them nowhere.
     fn sends_secrets_to(&self, _body: &Map<String, Value>) -> Option<String> {
         None
     }
@@ -344,8 +345,8 @@ pub trait Kind: Send + Sync {
         Box::pin(async { Ok(None) })
     }
 
-    /// Refuses the deletion of a resource of another kind that resources of this one need; or says of which kind none may
-    /// have come to which parent when it is deleted.
+    /// Refuses the deletion of a resource that resources of this kind depend on. Or returns a kind and a parent: the
+    /// deletion fails if a resource of that kind has come to that parent by then.
     fn keeps<'a>(
         &'a self,
         _deleted: &'a Stored,
@@ -380,8 +381,8 @@ pub trait Kind: Send + Sync {
         Ok(())
     }
 
-    /// The GUID of the role that a change takes from somebody who has it without an end. `new`: the body behind the
-    /// change; none, if it is a deletion.
+    /// The GUID of the role of a permanent assignment that this change revokes. `new`: the body after the change; `None`
+    /// for a deletion.
     fn withdraws(&self, _old: &Stored, _new: Option<&Map<String, Value>>, _now_ms: i64) -> Option<String> {
         None
     }

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 #[derive(Debug, thiserror::Error)]
 pub enum BuildError {
     /// The way to the gateway.
-    #[error("the way to the gateway")]
+    #[error("cannot set up the route to the gateway")]
     Gateway(#[from] crate::tunnel::setup::SetupError),
     /// The certificate is not an agent's.
     #[error("the agent's certificate")]
@@ -15,10 +15,10 @@ pub enum BuildError {
     #[error("the agent's certificate")]
     ClusterId(#[source] types::ids::InvalidClusterId),
     /// Where the cluster's certificate is kept.
-    #[error("where the cluster's certificate is kept")]
+    #[error("cannot open the store of the cluster's certificate")]
     Store(#[from] crate::identity::store::StoreError),
     /// TLS for reading the issuers' keys.
-    #[error("the issuers of tokens")]
+    #[error("cannot set up TLS for the token issuers")]
     Issuers(#[from] certs::tls::TlsError),
     /// No apiserver is configured that could say which service account asks for a token.
     #[error(
@@ -35,7 +35,7 @@ pub enum BuildError {
         source: Box<dyn std::error::Error + Send + Sync>,
     },
     /// A listener cannot be bound.
-    #[error("the {what} listener {address}")]
+    #[error("cannot listen on {address} for {what}")]
     Listener {
         /// Which of the listeners.
         what: &'static str,

@@ -118,13 +118,13 @@ pub async fn run(args: Args) -> Outcome {
             let listed = at(format!("{group}/listEnrolmentTokens"), versions::RESOURCES);
             let mut listed = api.post(&listed, &json!({})).await?.body;
             let rows = listed["value"].as_array_mut().map(std::mem::take).unwrap_or_default();
-            output::print_list(rows, output, COLUMNS, "no enrolment tokens that are good")?;
+            output::print_list(rows, output, COLUMNS, "no valid enrolment tokens")?;
         }
         EnrolmentTokenAction::Withdraw { resource_group, ids } => {
             let target = at(format!("{}/withdrawEnrolmentToken", context.group(&resource_group)?), versions::RESOURCES);
             for id in ids {
                 let withdrawn = api.post(&target, &json!({"id": id})).await;
-                withdrawn.hint(|| format!("see which are good: towline enrolment-token list -g {resource_group}"))?;
+                withdrawn.hint(|| format!("list the valid ones: towline enrolment-token list -g {resource_group}"))?;
                 say(&format!("withdrawn {id}"));
             }
         }

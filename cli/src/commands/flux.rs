@@ -110,7 +110,7 @@ pub enum FluxAction {
     Create(Box<CreateArgs>),
     /// Change a configuration: its source, kustomizations that are named, keys and passwords as a whole
     Update(Box<UpdateArgs>),
-    /// Let a cluster follow a source no more; what kustomizations with prune made is deleted in the cluster
+    /// Delete a configuration; what its kustomizations with prune created is deleted in the cluster
     Delete {
         #[command(flatten)]
         configuration: NamedConfiguration,

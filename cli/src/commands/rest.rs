@@ -63,7 +63,7 @@ fn body(text: &str) -> Outcome<Value> {
         None => text.to_owned(),
         Some(file) => read(file).with_context(|| format!("--body @{file}")).map_err(Failure::usage)?,
     };
-    serde_json::from_str(&text).context("--body is no JSON").map_err(Failure::usage)
+    serde_json::from_str(&text).context("--body is not valid JSON").map_err(Failure::usage)
 }
 
 /// A text file of a bounded length; - is standard input.

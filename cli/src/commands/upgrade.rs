@@ -86,7 +86,7 @@ pub async fn run(args: Args) -> Outcome {
     if !args.rights_only && wanted.is_some_and(|wanted| wanted != own) {
         api.patch(&target, &wanting(own)).await.map_err(|failure| {
             let hint = format!(
-                "the agents have version {own}; but the cluster still names {} as {DESIRED}, to which agents go back that upgrade themselves: have somebody change it who may",
+                "the agents have version {own}; but the cluster still names {} as {DESIRED}, to which agents go back that upgrade themselves: ask an administrator of the gateway to change it",
                 wanted.unwrap_or_default()
             );
             failure.hint(hint)

@@ -1,7 +1,7 @@
 //! Long-running operations are carried out here, whoever began them, and what has ended long ago is forgotten.
 //!
 //! A kind of work is one file and one line in [`WORKS`]. Of one operation one process is in charge: it has a claim in
-//! the store, which ends by itself, so that the work of a process that was killed is gone on with by another. Kinds
+//! the store, which ends by itself, so that the work of a process that was killed is resumed by another. Kinds
 //! that this program does not know are left to the newer one that began them.
 
 pub mod converge;

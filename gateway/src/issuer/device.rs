@@ -126,7 +126,9 @@ impl Issuer {
             return Ok(code);
         }
         self.state.count(peer, wrong, now).await?;
-        Err(Refusal::Request("there is no device with this code, or its time is over"))
+        Err(Refusal::Request(
+            "there is no device with this code, or it has expired; start the sign-in again on the device",
+        ))
     }
 
     async fn confirm_page(

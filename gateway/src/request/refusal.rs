@@ -173,7 +173,7 @@ impl Refusal {
             Kind::Limit { name, value } => Answer::new(
                 StatusCode::TOO_MANY_REQUESTS,
                 "TooManyRequests",
-                format!("limit {name} of {value} is reached; close some or try again"),
+                format!("limit {name} of {value} is reached; close other requests, or try again later"),
             ).after_a_second(),
             Kind::HeadTooLarge { name, value } => Answer::new(
                 StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,

@@ -1,4 +1,4 @@
-//! That the key file beside a database is the one that it was used with. A file that was lost or exchanged would
+//! Checks that the key file belongs to the database. A file that was lost or exchanged would
 //! otherwise be noticed when protected settings are needed, and by then others would be sealed with the wrong one.
 
 use std::path::Path;

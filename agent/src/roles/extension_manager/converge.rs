@@ -46,7 +46,7 @@ const LOOK_SOON: Duration = Duration::from_secs(3);
 const TOGETHER: Duration = Duration::from_millis(200);
 /// How often everything is read anew from the apiserver.
 const RELOAD: Duration = Duration::from_secs(60);
-/// How long what the cluster is is believed.
+/// Lifetime of cached facts of the cluster.
 const FACTS: Duration = Duration::from_secs(120);
 /// How long the gateway is asked for a newer index before what this one has not is told to have failed.
 const ASKED: Duration = Duration::from_secs(8);

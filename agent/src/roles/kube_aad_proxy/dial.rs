@@ -56,7 +56,7 @@ const PAUSE: Duration = Duration::from_millis(20);
 #[derive(Debug, thiserror::Error)]
 pub enum DialError {
     /// The agent's own credential cannot be had.
-    #[error("the agent's own credential for the apiserver")]
+    #[error("cannot get the agent's own credential for the apiserver")]
     Credential(#[source] AccessError),
     /// No connection: the name, TCP or TLS. Nothing was sent.
     #[error("cannot connect to the apiserver at {address}: {step}")]
@@ -79,7 +79,7 @@ pub enum DialError {
     #[error("the apiserver broke off before it answered")]
     Broken(#[source] hyper::Error),
     /// The apiserver did not process the request on any connection that was tried.
-    #[error("the apiserver processed the request on none of {ATTEMPTS} connections")]
+    #[error("the apiserver refused the request unprocessed on all {ATTEMPTS} connections; try again")]
     Attempts(#[source] Option<hyper::Error>),
 }
 

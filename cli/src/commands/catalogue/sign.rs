@@ -75,7 +75,10 @@ impl SignArgs {
             return Err(Failure::from(anyhow!("none of these keys may sign this catalogue"))
                 .hint("towline catalogue keys list; towline catalogue keys add FILE.pub lets one sign"));
         }
-        index.revision = index.revision.checked_add(1).context("there is no higher revision")?;
+        index.revision = index
+            .revision
+            .checked_add(1)
+            .context("the index has the highest possible revision and cannot be signed again")?;
         let made = now();
         index.made = Timestamp(made);
         index.expires = self

@@ -71,7 +71,7 @@ impl OneTime {
         };
         let group = group_of(secret.expose_secret()).ok_or_else(|| {
             Failure::usage(anyhow!("--token: this is not an enrolment token"))
-                .hint("who may connect clusters makes one: towline enrolment-token create -g GROUP")
+                .hint("ask a user with the right to connect clusters for one: towline enrolment-token create -g GROUP")
         })?;
         let typed = args.cluster.resource_group.as_deref();
         if let Some(typed) = typed.filter(|typed| !is_same(typed, group.name())) {

@@ -202,7 +202,7 @@ pub struct Change {
     /// How soon it is tried again when it failed; as --interval without this
     #[arg(long, value_name = "SPAN", value_parser = span)]
     pub retry_interval: Option<u64>,
-    /// Delete what the source has no more
+    /// Delete objects that the source no longer contains
     #[arg(long, value_name = "true|false", num_args = 0..=1, default_missing_value = "true")]
     pub prune: Option<bool>,
     /// Make objects anew that cannot be changed, such as jobs

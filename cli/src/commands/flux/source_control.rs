@@ -61,7 +61,7 @@ pub enum SourceControlAction {
         #[command(flatten)]
         configuration: NamedConfiguration,
     },
-    /// Let a cluster follow its repository no more
+    /// Delete a source control configuration
     Delete {
         #[command(flatten)]
         configuration: NamedConfiguration,

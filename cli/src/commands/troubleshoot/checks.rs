@@ -31,7 +31,7 @@ use crate::{
         pods::PODS,
         turn::Turn,
     },
-    manifests::{self, AGENT, EXTENSIONS, GUARD, IDENTITY_SECRET, MANAGER, VERSION_LABEL},
+    manifests::{self, AGENT, EXTENSIONS, GUARD, IDENTITY_SECRET, MANAGER, UPGRADER, VERSION_LABEL},
     terminal::say,
 };
 
@@ -298,7 +298,7 @@ async fn events(cluster: &Kubernetes, namespace: &str, bundle: &mut Bundle) -> F
 /// Whether an object, by its name, belongs to the agents.
 fn is_ours(name: &str) -> bool {
     let is_guards = name.strip_prefix(GUARD).is_some_and(|rest| rest.is_empty() || rest.starts_with(['-', '.']));
-    is_guards || [AGENT, MANAGER, EXTENSIONS, "towline-"].iter().any(|ours| name.starts_with(ours))
+    is_guards || [AGENT, MANAGER, EXTENSIONS, UPGRADER, "towline-"].iter().any(|ours| name.starts_with(ours))
 }
 
 /// What is installed, by its labels, without what is in Secrets: their names alone.

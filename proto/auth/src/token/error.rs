@@ -170,7 +170,7 @@ pub enum FetchError {
     #[error("no TLS with the issuer: {0}")]
     Tls(String),
     /// The connection broke during the exchange, or the answer is not HTTP.
-    #[error("the issuer's answer broke off or is no HTTP")]
+    #[error("the issuer's answer was cut off, or is not HTTP")]
     Http,
     /// Another status than 200.
     #[error("the issuer answered with status {0}")]
@@ -196,7 +196,7 @@ pub enum FetchError {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum KeySetError {
     /// No JSON, or a key of an object is there twice.
-    #[error("it is no JSON object, or an object in it has a key twice")]
+    #[error("it is not a JSON object, or an object in it has a key twice")]
     Json,
     /// The array `keys` is missing or has other members than objects.
     #[error("it has no array `keys` of objects")]

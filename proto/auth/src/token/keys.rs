@@ -356,7 +356,7 @@ impl Inner {
         let below = format!("{}/.well-known/openid-configuration", self.url.trim_end_matches('/'));
         let url = Url::parse(&below).map_err(|_| FetchError::Discovery("its address is malformed"))?;
         let document = types::json::object(&self.fetch(&url).await?)
-            .map_err(|_| FetchError::Discovery("it is no JSON object, or an object in it has a key twice"))?;
+            .map_err(|_| FetchError::Discovery("it is not a JSON object, or an object in it has a key twice"))?;
         if document.get("issuer").and_then(|v| v.as_str()) != Some(self.url.as_str()) {
             return Err(FetchError::Discovery("its issuer is not the configured url, byte for byte"));
         }

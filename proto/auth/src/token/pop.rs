@@ -24,8 +24,7 @@ pub(super) fn access_token<'a>(outer: &'a Compact<'_>) -> Result<&'a str, PopErr
     outer.payload.get("at").and_then(Value::as_str).ok_or(PopError::AccessToken)
 }
 
-/// Every check of a proof but those of the access token in it, in the order of the reference (section 4.5). Returns
-/// until when it may be shown.
+/// Checks everything in a proof except its access token. Returns the instant at which the proof expires.
 pub(super) fn check(
     outer: &Compact<'_>,
     inner: Result<&Compact<'_>, PopError>,

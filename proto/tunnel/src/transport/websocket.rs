@@ -1,4 +1,4 @@
-//! Carrier 3: HTTP/2 inside a WebSocket (RFC 6455), binary messages, for HTTP proxies and L7 balancers. No extension is
+//! HTTP/2 inside a WebSocket (RFC 6455), binary messages, for HTTP proxies and L7 balancers. No extension is
 //! negotiated (no deflate, against bombs), and messages are bounded.
 //!
 //! The framing is ours: a library's, with its messages as values, cost a small request a tenth of its time, as each was

@@ -1,4 +1,4 @@
-//! Proof of possession: one test per check of the reference, section 4.5 (docs/features.md A5).
+//! Proof of possession: one test for each check in `pop::check` (docs/features.md A5).
 
 use super::*;
 

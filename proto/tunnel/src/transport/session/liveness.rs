@@ -7,7 +7,7 @@
 //! given up when several questions in a row were not answered. A burst of loss answers one of them.
 //!
 //! A tunnel **in use** (a stream of the gateway's is open, or was a moment ago) is looked at every second, and over
-//! QUIC its peer says something every second, for the agent asks where nothing was heard for so long. All others are
+//! QUIC its peer says something every second, for the agent asks where nothing was heard for a second. All others are
 //! **idle**: only the gateway asks, once in a period (a longer one over TCP, where a peer that was killed is known by
 //! itself), and its question is a sign of life for the agent, which asks by itself a little later only if that is not
 //! there: so it learns of a gateway that was killed, and a NAT that forgot the way in of the agent. The gateway asks
@@ -31,12 +31,13 @@
 //!
 //! | from | to | by |
 //! |---|---|---|
-//! | rests, idle | used | a stream of the gateway's opens, which has it looked at; over QUIC an answer is late |
+//! | rests, idle | used | a stream of the gateway's opens, which has it looked at |
+//! | idle | used | over QUIC an answer is late |
 //! | rests | idle | the carrier finds that the peer does not get its signs; a question is due |
 //! | idle | rests | the answer to the last question came, and the carrier keeps the tunnel |
 //! | rests, idle, used | urgent | a doubt; silence of a peer that somebody needs |
-//! | urgent | used, idle | something is heard: what was owed, and what was said against the peer, is forgotten |
-//! | used | idle | the last stream ended, over QUIC a while ago |
+//! | urgent | used, idle, rests | something is heard: what was owed, and what was said against the peer, is forgotten |
+//! | used | idle, rests | the last stream ended, over QUIC a while ago; rests where the carrier keeps the tunnel and no answer is owed |
 //! | each | dead | the session left questions unanswered until its deadline |
 //! | urgent | dead | over QUIC several questions in a row were not answered |
 
