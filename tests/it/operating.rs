@@ -380,7 +380,7 @@ fn without_one_that_admits_nothing(replicas: &Replicas, front: &str) -> anyhow::
     // As another process does that has this name and is alive.
     let taken = || {
         replicas.postgres.administer(&format!(
-            "psql -qc \"UPDATE replicas SET generation = greatest(generation, 1000000), \
+            "psql -qc \"UPDATE replicas SET generation = generation + 1, \
              renewed_ms = (extract(epoch FROM clock_timestamp()) * 1000)::bigint WHERE name = '{}'\" towline",
             replicas.name(number)
         ))

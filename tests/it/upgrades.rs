@@ -244,8 +244,8 @@ fn upgrades() -> anyhow::Result<()> {
     load_variant(WAVE, "rights")?;
     load_variant(CUT_OFF, "")?;
     desk.note("images");
-    cluster().admin().namespace(OPEN).apply(&pod("open", "sleep 3600"))?;
     let before = settled()?;
+    cluster().admin().namespace(OPEN).apply(&pod("open", "sleep 3600"))?;
     desk.type_in(Guide::line(&guide.connect, "--disable-auto-upgrade ")?, "")?;
     let upgrader = ["get", "deployment", "upgrader", "--ignore-not-found", "-o", "name"];
     ensure!(desk.admin.ok(&upgrader)?.is_empty(), "u2: nothing of the upgrader is there");

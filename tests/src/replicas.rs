@@ -411,9 +411,21 @@ fn private_file(path: &Path) -> anyhow::Result<()> {
     Ok(std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?)
 }
 
-/// An address of this machine that was free a moment ago; nobody else is told of it.
+/// An address of this machine that is free; nobody else is told of it. Its port is none of those that connections get
+/// which somebody opens before it is listened at.
 fn free() -> anyhow::Result<String> {
-    Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.to_string())
+    const PORTS: std::ops::Range<u32> = 10_000..15_000;
+    static TRIED: AtomicUsize = AtomicUsize::new(0);
+    // Processes of other tests look at the same time.
+    let first = std::process::id().wrapping_mul(97);
+    for _ in PORTS {
+        let tried = u32::try_from(TRIED.fetch_add(1, Ordering::Relaxed)).unwrap_or_default();
+        let port = PORTS.start + first.wrapping_add(tried) % (PORTS.end - PORTS.start);
+        if let Ok(listener) = TcpListener::bind(("127.0.0.1", u16::try_from(port)?)) {
+            return Ok(listener.local_addr()?.to_string());
+        }
+    }
+    anyhow::bail!("no port of 127.0.0.1 from {} to {} is free", PORTS.start, PORTS.end)
 }
 
 /// A balancer of TCP connections: each goes to the next of those that are there and take it.
