@@ -102,7 +102,7 @@ async fn ready(State(admin): Shared) -> Response {
             let why = "fenced: this replica has no lease in the store; its log says why\n";
             (StatusCode::SERVICE_UNAVAILABLE, why).into_response()
         }
-        // Whoever is told that it is ready may connect at once.
+        // A client that reads `ready` may connect at once, so the listener must be there.
         Phase::Ready if admin.core.replicas.as_ref().is_some_and(|replicas| !replicas.is_listening()) => {
             let why = "starting: this replica is about to listen\n";
             (StatusCode::SERVICE_UNAVAILABLE, why).into_response()

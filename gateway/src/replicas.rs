@@ -310,7 +310,7 @@ impl Replicas {
         let _ = self.listening.subscribe().wait_for(|listening| *listening).await;
     }
 
-    /// Connections are accepted from now on, or no more.
+    /// Notes whether connections of users and agents are accepted now.
     pub fn listens(&self, listening: bool) {
         self.listening.send_replace(listening);
     }

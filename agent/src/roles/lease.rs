@@ -34,7 +34,7 @@ const RENEW: Duration = Duration::from_secs(5);
 const STOP: Duration = Duration::from_secs(10);
 /// After this time without a change the Lease is another's.
 const DURATION: Duration = Duration::from_secs(15);
-/// The same in the Lease, for whoever reads it.
+/// [`DURATION`] in seconds, as the Lease states it for other programs.
 const DURATION_SECONDS: i32 = 15;
 /// Between two looks at the Lease of another one, and after an attempt that failed.
 const AGAIN: Duration = Duration::from_secs(2);

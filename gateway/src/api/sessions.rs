@@ -138,11 +138,7 @@ impl Viewer {
             }
             let mut sees = |row: &Row| match row.cluster.parse::<ClusterId>() {
                 // A replica of the previous version tells those of all users.
-                Ok(at) => {
-                    wanted.cluster.is_none_or(|cluster| at.as_str() == cluster)
-                        && wanted.user.is_none_or(|user| row.user == user)
-                        && (self.is_own(row) || may(&at))
-                }
+                Ok(at) => wanted.takes(at.as_str(), &row.user) && (self.is_own(row) || may(&at)),
                 Err(_) => false,
             };
             let there: Vec<Row> = there.into_iter().filter(&mut sees).collect();

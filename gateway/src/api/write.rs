@@ -562,8 +562,8 @@ fn protect(
     Ok(Sealed { protected, given })
 }
 
-/// What many PATCHes put together is as small as what one PUT may send: it goes to a cluster in one piece, and whoever read
-/// it could not write it back otherwise.
+/// Refuses a PATCH after which the properties are larger than one PUT may send. An agent gets a resource in one piece and
+/// takes no larger one, and a client could not write back what it read.
 fn is_within_bounds(body: &Map<String, Value>, change: &Change) -> Result<(), ApiError> {
     let own = body.get("properties").and_then(Value::as_object);
     let is_merged = matches!(change, Change::Merge(_) | Change::Roll(..));

@@ -54,13 +54,17 @@ pub struct Wanted<'a> {
 impl Wanted<'_> {
     /// Whether a session is one of them.
     pub fn has(&self, session: &Session) -> bool {
-        self.cluster.is_none_or(|cluster| session.cluster.id.as_str() == cluster)
-            && self.user.is_none_or(|user| session.principal.name() == user)
+        self.takes(session.cluster.id.as_str(), session.principal.name())
+    }
+
+    /// Whether those of a user at a cluster are.
+    pub fn takes(&self, cluster: &str, user: &str) -> bool {
+        self.cluster.is_none_or(|wanted| wanted == cluster) && self.user.is_none_or(|wanted| wanted == user)
     }
 }
 
 impl Sessions {
-    /// The sessions that are wanted: those of who asks first.
+    /// The sessions that are wanted, first those of the user with this issuer and subject.
     pub fn told(&self, wanted: &Wanted<'_>, issuer: &str, subject: &str) -> Told {
         let all = self.matching(MOST_COUNTED, |session| wanted.has(session));
         let own = |session: &Session| match &session.principal {

@@ -9,7 +9,7 @@ pub const UNREAD: u8 = 141;
 /// Prints a text, with a line break at its end.
 ///
 /// # Errors
-/// When standard output takes it no more, of the kind [`ErrorKind::BrokenPipe`] where its reader has gone.
+/// When the text cannot be written to standard output; [`ErrorKind::BrokenPipe`] where its reader has gone.
 pub fn print(text: &str) -> io::Result<()> {
     write(&mut io::stdout().lock(), text)
 }

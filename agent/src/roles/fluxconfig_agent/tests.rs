@@ -521,7 +521,7 @@ async fn g11_pruning_that_takes_long_is_told_as_such_while_its_controller_runs()
     stage.until("told", || stage.told(prunes)).await;
     assert!(!stage.told(|one| !line("FinalizersRemoved")(one).is_empty()));
     assert_eq!(stage.get(&applied)["metadata"]["finalizers"], json!(["finalizers.fluxcd.io"]));
-    // It says so no more.
+    // The warning is gone from the status.
     *stage.clock.0.lock().unwrap() = Duration::from_secs(700);
     stage.until("gone", || stage.told(|one| one.state == ObjectState::Deleted)).await;
     let last = line("FinalizersRemoved")(&stage.last().unwrap());
@@ -711,7 +711,7 @@ async fn g3_a_secret_that_is_not_there_yet_is_named_by_nobody_when_a_configurati
     let suspended = written.iter().position(|(path, body)| *path == source && body["spec"]["suspend"] == true);
     let made = written.iter().position(|(path, _)| path == secret);
     assert!(suspended.is_some_and(|at| Some(at) < made), "{suspended:?} {made:?}");
-    // Now it has an owner, and whoever names it is told so.
+    // The Secret has an owner now: a configuration that names it is refused and says why.
     stage.wants(vec![Object { generation: 2, ..early }]);
     stage.until("refused", || stage.told(|one| failed_with(one, "SecretOfConfiguration"))).await;
 }

@@ -131,7 +131,7 @@ struct Spec {
     non_resource_attributes: Option<NonResourceAttributes>,
 }
 
-/// A text that is null is empty, as for whoever reads these in Go.
+/// A field that is null counts as empty, as in an apiserver, which Go decodes so.
 #[derive(Deserialize, Default)]
 #[serde(default)]
 struct ResourceAttributes {

@@ -307,7 +307,7 @@ impl<'a, G: Gateway, K: Kind> Follow<'a, G, K> {
             refused.push(status);
         }
         drop(refused);
-        // For whoever tells.
+        // Wakes the task that sends statuses to the gateway.
         self.store.nudge();
     }
 

@@ -67,7 +67,7 @@ pub fn judge(wanted: Option<&str>, running: &str, there: &There) -> Judged {
     // Counted from the newest version that ran here: step by step a gateway would otherwise come to the oldest one of the
     // catalogue, with all the faults that were mended since.
     let newest = if is_newer(&there.newest, running) { &there.newest } else { running };
-    if let Err(message) = may_follow(running, wanted).and_then(|()| may_follow(newest, wanted)) {
+    if let Err(message) = may_follow(newest, wanted) {
         return refused("Skew", message);
     }
     if there.managed_by == "Helm" {

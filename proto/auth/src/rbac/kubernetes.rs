@@ -115,7 +115,8 @@ pub fn is_discovery(verb: &str, path: &str) -> bool {
         "healthz" | "livez" | "readyz" | "version" => 0,
         _ => return false,
     };
-    verb == "get" && plain && below.len() <= depth
+    // HEAD is GET without the answer's body, and an apiserver asks about it by its own name.
+    matches!(verb, "get" | "head") && plain && below.len() <= depth
 }
 
 fn operation(verb: &str) -> Option<&'static str> {
@@ -314,7 +315,7 @@ mod tests {
         ] {
             assert!(!is_discovery("get", path), "{path}");
         }
-        assert!(!is_discovery("create", "/api"));
+        assert!(is_discovery("head", "/api") && !is_discovery("create", "/api"));
         let metrics = data_action("get", Target::Path("/metrics")).unwrap();
         assert_eq!(metrics.as_str(), "microsoft.kubernetes/connectedclusters/metrics/read");
     }
