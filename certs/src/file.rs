@@ -6,6 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use daemon::atomic::{self, AtomicError, PRIVATE, PUBLIC};
 use rustls_pki_types::{
     CertificateDer, PrivateKeyDer,
     pem::{self, PemObject},
@@ -81,37 +82,37 @@ pub(crate) fn read(path: &Path) -> Result<Vec<u8>, LoadError> {
     fs::read(path).map_err(failed)
 }
 
-/// What a file is called until it takes the place of the present one.
+/// What a file of a pair is called until it takes the place of the present one.
 pub(crate) fn beside(path: &Path) -> PathBuf {
     let mut beside = path.as_os_str().to_owned();
     beside.push(".new");
     beside.into()
 }
 
-/// Writes through a new file beside it, so that a reader never sees half a file; a secret is readable for its owner
-/// only.
+/// Replaces a file at once; a secret is readable for its owner only.
 pub(crate) fn write(path: &Path, contents: &[u8], secret: bool) -> Result<(), LoadError> {
-    write_beside(path, contents, secret)?;
-    take_place(path)
+    atomic::replace(path, contents, mode(secret)).map_err(|e| not_written(path, &e))
 }
 
-/// The first half of it. The file is on the disk when this returns.
+/// Writes one file of a pair under the name [`beside`] its own, in place of what an interrupted replacement left there.
+/// The file is on the disk when this returns.
 pub(crate) fn write_beside(path: &Path, contents: &[u8], secret: bool) -> Result<(), LoadError> {
-    use std::{io::Write as _, os::unix::fs::OpenOptionsExt as _};
-    let failed = |e: io::Error| error(Some(path), Problem::Write(e.kind()));
     let beside = beside(path);
     let _ = fs::remove_file(&beside);
-    let mode = if secret { 0o600 } else { 0o644 };
-    let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(mode).open(&beside).map_err(failed)?;
-    file.write_all(contents).and_then(|()| file.sync_all()).map_err(failed)
+    atomic::write_new(&beside, contents, mode(secret)).map_err(|e| not_written(path, &e))
 }
 
-/// The second half, which happens or does not.
+/// Puts in place what [`write_beside`] wrote: wholly, or not at all.
 pub(crate) fn take_place(path: &Path) -> Result<(), LoadError> {
-    let failed = |e: io::Error| error(Some(path), Problem::Write(e.kind()));
-    fs::rename(beside(path), path).map_err(failed)?;
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    fs::File::open(folder).and_then(|folder| folder.sync_all()).map_err(failed)
+    atomic::rename(&beside(path), path).map_err(|e| not_written(path, &e))
+}
+
+fn mode(secret: bool) -> u32 {
+    if secret { PRIVATE } else { PUBLIC }
+}
+
+fn not_written(path: &Path, e: &AtomicError) -> LoadError {
+    error(Some(path), Problem::Write(e.source.kind()))
 }
 
 fn pem_problem(e: &pem::Error) -> Problem {

@@ -1,6 +1,6 @@
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::disallowed_methods))]
 //! The PKI: who may issue which certificate, how one is read, and how TLS is set up with it. Used by the gateway, the
-//! agent, the command line and the tests; of ours it uses `types` alone. Cluster ids are texts here.
+//! agent, the command line and the tests; of ours it uses `types` and, to write files, `daemon`. Cluster ids are texts here.
 //!
 //! | module | what it holds |
 //! |---|---|

@@ -3,13 +3,14 @@
 
 use std::{
     fs::{self, File, OpenOptions},
-    io::{self, Write},
+    io,
     os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt},
     path::{Path, PathBuf},
     sync::Arc,
 };
 
 use arc_swap::ArcSwap;
+use daemon::atomic::{self, AtomicError};
 use rustix::fs::{Access, access};
 use serde::{Serialize, de::DeserializeOwned};
 
@@ -38,6 +39,12 @@ pub enum FileError {
         /// What is wrong, without any of the content.
         reason: String,
     },
+}
+
+impl From<AtomicError> for FileError {
+    fn from(AtomicError { step, path, source }: AtomicError) -> Self {
+        Self::Io { what: step, path, source }
+    }
 }
 
 impl FileError {
@@ -76,31 +83,12 @@ pub fn read(path: &Path) -> Result<Vec<u8>, FileError> {
 
 /// Replaces a file at once by one that only its owner can read (0600): readers see the old or the new one, whole.
 pub fn write_private(path: &Path, content: &[u8]) -> Result<(), FileError> {
-    replace(path, content, 0o600)
+    Ok(atomic::replace(path, content, atomic::PRIVATE)?)
 }
 
 /// The same for a file that is no secret (0644).
 pub fn write_public(path: &Path, content: &[u8]) -> Result<(), FileError> {
-    replace(path, content, 0o644)
-}
-
-fn replace(path: &Path, content: &[u8], mode: u32) -> Result<(), FileError> {
-    let mut name = path.file_name().unwrap_or_default().to_owned();
-    name.push(format!(".{}.new", std::process::id()));
-    let fresh = path.with_file_name(name);
-    // A leftover of a killed process with the same id.
-    let _ = fs::remove_file(&fresh);
-    let result = OpenOptions::new()
-        .write(true)
-        .create_new(true)
-        .mode(mode)
-        .open(&fresh)
-        .and_then(|mut file| file.write_all(content).and_then(|()| file.sync_all()))
-        .and_then(|()| fs::rename(&fresh, path));
-    if result.is_err() {
-        let _ = fs::remove_file(&fresh);
-    }
-    result.map_err(FileError::io("write", path))
+    Ok(atomic::replace(path, content, atomic::PUBLIC)?)
 }
 
 /// Keeps other processes from editing `path` at the same time until it is dropped. The lock lies beside the file,

@@ -6,6 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use daemon::atomic;
 use serde_json::{Value, json};
 
 use crate::{
@@ -127,6 +128,6 @@ fn aside(path: &Path) -> Result<Option<PathBuf>, LostError> {
         PathBuf::from(name)
     };
     let free = (1..).map(named).find(|to| !to.exists()).unwrap_or_default();
-    std::fs::rename(path, &free).map_err(failed)?;
+    atomic::rename(path, &free).map_err(|error| failed(error.source))?;
     Ok(Some(free))
 }

@@ -13,6 +13,7 @@ use std::{
 
 use auth::token::RawIssuer;
 use certs::{Authority, AuthorityError, Bundle, Credentials, LoadError, Roots, Validity};
+use daemon::atomic;
 use rustls::pki_types::CertificateDer;
 use serde_json::{Value, json};
 use time::OffsetDateTime;
@@ -147,7 +148,8 @@ pub fn begin(config: &Config, now: SystemTime) -> Result<Value, RollOverError> {
         bundle.add(next.certificate_pem());
         bundle.write()?;
     }
-    std::fs::rename(&state.next_key, &state.files.key).map_err(|error| RollOverError::Key(state.next_key, error))?;
+    atomic::rename(&state.next_key, &state.files.key)
+        .map_err(|error| RollOverError::Key(state.next_key, error.source))?;
     Ok(json!({
         "authority": shown(next.certificate()),
         "follows": shown(state.present.certificate()),

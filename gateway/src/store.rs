@@ -67,6 +67,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use daemon::atomic;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC};
 use sqlx::{
     Any, AnyConnection, ConnectOptions, Connection, Row,
@@ -378,7 +379,6 @@ impl Store {
             return Err(StoreError::NoBackup);
         }
         let fault = |source| StoreError::File { path: to.to_owned(), source };
-        let folder = to.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let mut partial = to.as_os_str().to_owned();
         partial.push(".partial");
         let partial = PathBuf::from(partial);
@@ -396,10 +396,10 @@ impl Store {
             std::fs::File::open(&partial)?.sync_all()?;
             // Not a rename, which would replace what is there.
             std::fs::hard_link(&partial, to)?;
-            std::fs::remove_file(&partial)?;
-            std::fs::File::open(folder)?.sync_all()
+            std::fs::remove_file(&partial)
         };
-        whole().map_err(fault)
+        whole().map_err(fault)?;
+        atomic::sync_folder(to).map_err(|error| fault(error.source))
     }
 
     /// Waits for what is under way and closes all connections.

@@ -1,13 +1,16 @@
 //! Where an identity is kept: a Secret of the pod's namespace, or a folder.
 
 use std::{
-    io::{self, Write as _},
+    io,
     os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, symlink},
     path::{Path, PathBuf},
     time::{Duration, SystemTime},
 };
 
-use daemon::settings::read_bounded;
+use daemon::{
+    atomic::{self, AtomicError},
+    settings::read_bounded,
+};
 use futures_util::{StreamExt as _, TryStreamExt as _};
 use k8s_openapi::{ByteString, api::core::v1::Secret};
 use kube::{
@@ -60,6 +63,9 @@ pub enum StoreError {
         #[source]
         source: io::Error,
     },
+    /// A file cannot be replaced or made.
+    #[error(transparent)]
+    Write(#[from] AtomicError),
     /// The Secret cannot be read or written, or has other content than expected.
     #[error("Secret {name}: {problem}")]
     Secret {
@@ -134,7 +140,7 @@ impl Store {
         match self {
             Self::Directory(dir) => {
                 let path = dir.join(ISSUER_KEYS);
-                merge_file(&path, merge).map_err(|source| StoreError::File { path, source })
+                merge_file(&path, merge)
             }
             Self::Secret { api, name } => {
                 for _ in 0..CONFLICTS {
@@ -237,28 +243,21 @@ async fn merge_secret(
 }
 
 /// As [`merge_secret`] in a file, under a lock beside it.
-fn merge_file(path: &Path, merge: &(dyn Fn(&str) -> Option<String> + Send + Sync)) -> io::Result<()> {
-    let beside = |end: &str| {
-        let mut name = path.as_os_str().to_owned();
-        name.push(end);
-        PathBuf::from(name)
-    };
-    let open = || {
-        let mut options = std::fs::OpenOptions::new();
-        options.create(true).truncate(false).write(true).mode(0o600);
-        options
-    };
-    let lock = open().open(beside(".lock"))?;
-    lock.lock()?;
+fn merge_file(path: &Path, merge: &(dyn Fn(&str) -> Option<String> + Send + Sync)) -> Result<(), StoreError> {
+    let failed = |source| StoreError::File { path: path.to_owned(), source };
+    let mut lock = path.as_os_str().to_owned();
+    lock.push(".lock");
+    let mut options = std::fs::OpenOptions::new();
+    let lock = options.create(true).truncate(false).write(true).mode(0o600).open(lock).map_err(failed)?;
+    lock.lock().map_err(failed)?;
     let kept = match read_bounded(path) {
         Err(err) if err.kind() == io::ErrorKind::NotFound => String::new(),
-        kept => kept?,
+        kept => kept.map_err(failed)?,
     };
-    let Some(text) = merge(&kept) else { return Ok(()) };
-    let fresh = beside(".new");
-    let mut file = open().truncate(true).open(&fresh)?;
-    file.write_all(text.as_bytes()).and_then(|()| file.sync_all())?;
-    std::fs::rename(&fresh, path)
+    match merge(&kept) {
+        Some(text) => Ok(atomic::replace(path, text.as_bytes(), atomic::PRIVATE)?),
+        None => Ok(()),
+    }
 }
 
 enum Fact {
@@ -395,11 +394,10 @@ fn save_directory(dir: &Path, stored: &Stored) -> Result<(), StoreError> {
         (FACTS, facts.as_str()),
     ];
     for (name, text) in files {
-        let path = folder.join(name);
-        let mut file =
-            std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path).map_err(failed(&path))?;
-        file.write_all(text.as_bytes()).and_then(|()| file.sync_all()).map_err(failed(&path))?;
+        atomic::write_new(&folder.join(name), text.as_bytes(), atomic::PRIVATE)?;
     }
+    // Their names are on the disk before the link that makes them count.
+    atomic::sync_folder(&folder.join(CERTIFICATE))?;
     replace_link(&dir.join(CURRENT), Path::new(&version))?;
     for (name, _) in files {
         let (path, target) = (dir.join(name), Path::new(CURRENT).join(name));
@@ -407,7 +405,7 @@ fn save_directory(dir: &Path, stored: &Stored) -> Result<(), StoreError> {
             replace_link(&path, &target)?;
         }
     }
-    std::fs::File::open(dir).and_then(|dir| dir.sync_all()).map_err(failed(dir))?;
+    atomic::sync_folder(&dir.join(CURRENT))?;
     if let Some(old) = old.filter(|old| old.components().count() == 1 && old.as_path() != Path::new(&version)) {
         let _ = std::fs::remove_dir_all(dir.join(old));
     }

@@ -8,6 +8,7 @@ use std::{
 
 use anyhow::{Context, bail};
 use certs::{Authority, Credentials, Issued, Validity};
+use daemon::atomic;
 use gateway::{files, issuer::Keys};
 use serde_json::json;
 use toml::{Table, Value};
@@ -68,7 +69,7 @@ impl State {
         let authority = Authority::create("towline dev", Validity::days(AUTHORITY_DAYS))?;
         authority.save(&fresh)?;
         // All of it or nothing: a start that is broken off leaves no half of an authority.
-        std::fs::rename(&fresh, &dir).with_context(|| format!("cannot make {}", dir.display()))?;
+        atomic::rename(&fresh, &dir)?;
         Ok(authority)
     }
 

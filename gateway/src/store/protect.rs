@@ -13,8 +13,7 @@
 
 use std::{
     fmt, fs, io,
-    io::Write as _,
-    os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _},
+    os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
 };
 
@@ -23,6 +22,7 @@ use aws_lc_rs::{
     digest,
 };
 use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
+use daemon::atomic::{self, AtomicError};
 use types::random;
 
 /// Bytes of a key.
@@ -101,6 +101,12 @@ pub enum ProtectError {
     Library,
 }
 
+impl From<AtomicError> for ProtectError {
+    fn from(AtomicError { path, source, .. }: AtomicError) -> Self {
+        Self::File { path, source }
+    }
+}
+
 /// Seals and opens protected settings.
 pub struct Protector {
     /// The newest first; never empty.
@@ -122,8 +128,8 @@ impl Protector {
         match Self::read(path) {
             Err(ProtectError::File { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
                 // Whoever makes it first has made it for all.
-                match make(path, &beside(path)?, &new_line()?) {
-                    Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(file(path)(error)),
+                match atomic::create(path, new_line()?.as_bytes(), atomic::PRIVATE) {
+                    Err(error) if error.source.kind() != io::ErrorKind::AlreadyExists => Err(error.into()),
                     _ => Self::read(path),
                 }
             }
@@ -163,12 +169,7 @@ impl Protector {
         if parse(path, &old)?.len() >= KEYS {
             return Err(fault(path, 0, "it has as many keys as it may; take out old ones"));
         }
-        let (beside, new) = (beside(path)?, new_line()?);
-        let written = write_new(&beside, &format!("{new}{old}")).and_then(|()| fs::rename(&beside, path));
-        if written.is_err() {
-            let _ = fs::remove_file(&beside);
-        }
-        written.and_then(|()| sync_folder(path)).map_err(file(path))?;
+        atomic::replace(path, format!("{}{old}", new_line()?).as_bytes(), atomic::PRIVATE)?;
         Self::read(path)
     }
 
@@ -278,33 +279,6 @@ fn content(path: &Path) -> Result<String, ProtectError> {
     let mut content = String::new();
     opened.take(FILE_BYTES).read_to_string(&mut content).map_err(file(path))?;
     Ok(content)
-}
-
-/// Makes a file with this content, whole or not at all; fails if it exists.
-fn make(path: &Path, beside: &Path, content: &str) -> io::Result<()> {
-    let made = write_new(beside, content).and_then(|()| fs::hard_link(beside, path));
-    let _ = fs::remove_file(beside);
-    made?;
-    sync_folder(path)
-}
-
-fn write_new(path: &Path, content: &str) -> io::Result<()> {
-    let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
-    file.write_all(content.as_bytes())?;
-    file.sync_all()
-}
-
-/// A name of its own for whoever makes the file.
-fn beside(path: &Path) -> Result<PathBuf, ProtectError> {
-    let random = random::bytes::<8>().map_err(|_| ProtectError::Library)?;
-    let mut name = path.as_os_str().to_owned();
-    name.push(format!(".{}.new", types::ids::hex(&random)));
-    Ok(name.into())
-}
-
-fn sync_folder(path: &Path) -> io::Result<()> {
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    fs::File::open(folder)?.sync_all()
 }
 
 fn file(path: &Path) -> impl Fn(io::Error) -> ProtectError {

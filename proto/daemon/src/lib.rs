@@ -9,6 +9,7 @@
 //! | [`admin`] | the listener for operators and probes |
 //! | [`release`] | the version of this program |
 //! | [`settings`] | settings files: every fault of one at once; durations |
+//! | [`atomic`] | files that are replaced or made at once |
 //! | [`stdout`] | what is printed: the whole of it, or why not |
 //! | [`shares`] | bounded tables that nobody keeps others out of |
 //! | [`tcp`] | names to addresses, and to the first that answers (Happy Eyeballs) |
@@ -18,6 +19,7 @@
 //! until [`Shutdown::draining`], drain up to a grace, [`Shutdown::close`], [`TaskGroup::join`], exit code.
 
 pub mod admin;
+pub mod atomic;
 mod backoff;
 mod files;
 pub mod redact;

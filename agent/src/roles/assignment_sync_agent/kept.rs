@@ -16,7 +16,7 @@ use auth::{
     rbac::snapshot::{DOCUMENT_BYTES, Signed},
     token::TokenError,
 };
-use daemon::{Backoff, random_unit};
+use daemon::{Backoff, atomic, random_unit};
 use flate2::{Compression, read::GzDecoder, write::GzEncoder};
 use k8s_openapi::{ByteString, api::core::v1::Secret};
 use kube::{
@@ -279,11 +279,12 @@ impl Store {
             }
             Self::Directory(dir) => {
                 let path = dir.join(FILE);
-                let told = |err: io::Error| format!("{} cannot be written: {err}", path.display());
                 match packed {
-                    Some(packed) => write_file(&path, packed).map_err(told),
+                    Some(packed) => atomic::replace_in(dir, FILE, packed, atomic::PRIVATE).map_err(|err| chain(&err)),
                     None => match std::fs::remove_file(&path) {
-                        Err(err) if err.kind() != io::ErrorKind::NotFound => Err(told(err)),
+                        Err(err) if err.kind() != io::ErrorKind::NotFound => {
+                            Err(format!("{} cannot be removed: {err}", path.display()))
+                        }
                         _ => Ok(()),
                     },
                 }
@@ -301,17 +302,6 @@ fn read_file(path: &Path) -> io::Result<Option<Vec<u8>>> {
     let mut bytes = Vec::new();
     file.take(u64::try_from(KEPT_BYTES).unwrap_or(u64::MAX) + 1).read_to_end(&mut bytes)?;
     Ok(Some(bytes))
-}
-
-fn write_file(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
-    let dir = path.parent().unwrap_or(path);
-    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
-    let beside = dir.join(format!(".{FILE}.new"));
-    let mut file = std::fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&beside)?;
-    file.write_all(bytes)?;
-    file.sync_all()?;
-    std::fs::rename(beside, path)
 }
 
 #[cfg(test)]

@@ -16,7 +16,7 @@ use std::{
 use arc_swap::ArcSwapOption;
 use aws_lc_rs::digest::{SHA256, digest};
 use certs::webhook::{Kept, Webhook};
-use daemon::{Backoff, random_unit, settings::read_bounded};
+use daemon::{Backoff, atomic, random_unit, settings::read_bounded};
 use k8s_openapi::{
     ByteString,
     api::core::v1::{Event, Secret},
@@ -36,7 +36,7 @@ use crate::{
     chain,
     identity::{clock::SharedClock, spell},
     metrics,
-    roles::{health::Reporter, identity_tokens::certificate::write, kubernetes::problem},
+    roles::{health::Reporter, kubernetes::problem},
     tunnel::api::AGAIN,
 };
 
@@ -434,7 +434,7 @@ fn write_all<'a>(dir: &Path, files: impl Iterator<Item = (&'a str, &'a str)>) ->
         if read_bounded(&dir.join(name)).is_ok_and(|known| known == text) {
             continue;
         }
-        write(dir, name, text, 0o600).map_err(|err| format!("{}: {err}", dir.join(name).display()))?;
+        atomic::replace_in(dir, name, text.as_bytes(), atomic::PRIVATE).map_err(|err| chain(&err))?;
     }
     Ok(())
 }

@@ -2,15 +2,19 @@
 //! trust, renewed without anybody's doing.
 
 use std::{
-    io::{self, Write as _},
-    os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _},
-    path::{Path, PathBuf},
+    io,
+    path::PathBuf,
     sync::{Mutex, PoisonError},
     time::{Duration, Instant},
 };
 
 use certs::serving::{Serving, ShownNow};
-use daemon::{Backoff, random_unit, settings::read_bounded};
+use daemon::{
+    Backoff,
+    atomic::{self, PRIVATE, PUBLIC},
+    random_unit,
+    settings::read_bounded,
+};
 use k8s_openapi::{
     ByteString,
     api::core::v1::{ConfigMap, Secret},
@@ -145,21 +149,13 @@ impl Store {
                 saved.map(drop).map_err(|err| problem(&format!("ConfigMap {PUBLISHED}"), &err))
             }
             Self::Directory(dir) => {
-                let written = write(dir, KEYS, &keys, 0o600)
-                    .and_then(|()| write(dir, CERTIFICATES, &certificates, 0o644))
-                    .and_then(|()| write(dir, TRUST, &certificates, 0o644));
-                written.map_err(|err| format!("{}: {err}", dir.display()))
+                let files =
+                    [(KEYS, &keys, PRIVATE), (CERTIFICATES, &certificates, PUBLIC), (TRUST, &certificates, PUBLIC)];
+                let mut files = files.into_iter();
+                files
+                    .try_for_each(|(name, text, mode)| atomic::replace_in(dir, name, text.as_bytes(), mode))
+                    .map_err(|err| chain(&err))
             }
         }
     }
-}
-
-/// Replaces a file whole.
-pub fn write(dir: &Path, name: &str, text: &str, mode: u32) -> io::Result<()> {
-    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
-    let (path, beside) = (dir.join(name), dir.join(format!(".{name}.new")));
-    let mut file = std::fs::OpenOptions::new().write(true).create(true).truncate(true).mode(mode).open(&beside)?;
-    file.write_all(text.as_bytes())?;
-    file.sync_all()?;
-    std::fs::rename(beside, path)
 }
