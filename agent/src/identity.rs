@@ -23,7 +23,6 @@ use std::{
 use auth::token::Verifier;
 use certs::{Credentials, PeerIdentity, Roots};
 use secrecy::{ExposeSecret as _, SecretString};
-use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 use tokio::sync::watch;
 /// RFC 3339 in whole seconds, as the cluster's objects and the admin listener show an instant.
 pub use types::instants::rfc3339_seconds as spell;
@@ -251,7 +250,7 @@ impl Identities {
 
 /// Reads an RFC 3339 time.
 pub fn parse(text: &str) -> Result<SystemTime, IdentityError> {
-    OffsetDateTime::parse(text, &Rfc3339).map(Into::into).map_err(|_| IdentityError::Time(text.to_owned()))
+    types::instants::parse(text).map(Into::into).map_err(|_| IdentityError::Time(text.to_owned()))
 }
 
 #[cfg(test)]

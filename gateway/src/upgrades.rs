@@ -17,8 +17,7 @@ use std::{
 use daemon::Shutdown;
 use futures_util::future::join_all;
 use serde_json::Value;
-use time::{OffsetDateTime, format_description::well_known::Rfc3339};
-use types::ids::ClusterId;
+use types::{ids::ClusterId, instants};
 
 use self::plan::{Change, Member, Offer, Phase, Plan, Said};
 use crate::{
@@ -179,7 +178,7 @@ fn member(control: &Control, stored: &Stored, agent: &Agent, now_ms: i64) -> Opt
     let own = stored.body.as_object().and_then(properties)?;
     let noted = Noted::of(own);
     let milliseconds = |time: &Option<String>| {
-        let time = OffsetDateTime::parse(time.as_deref()?, &Rfc3339).ok()?;
+        let time = instants::parse(time.as_deref()?).ok()?;
         Some(time.unix_timestamp() * 1000)
     };
     let fact = |name: &str| agent.facts.get(name).and_then(Value::as_str);

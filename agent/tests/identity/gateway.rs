@@ -14,7 +14,7 @@ use rcgen::{
     BasicConstraints, CertificateParams, CertificateSigningRequestParams, DnType, ExtendedKeyUsagePurpose, IsCa,
     Issuer, KeyPair, KeyUsagePurpose, PKCS_ECDSA_P256_SHA256, SanType,
 };
-use time::{OffsetDateTime, format_description::well_known::Rfc3339};
+use time::OffsetDateTime;
 use tunnel::{
     exchange::StreamBody,
     transport::{Closed, Drain, Incoming, OpenError, Stream, Tunnel, TunnelHandle, TunnelInfo, memory},
@@ -57,7 +57,7 @@ impl Ca {
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
         (params.not_before, params.not_after) = (from.into(), (from + 90 * DAY).into());
-        let at = |time: SystemTime| OffsetDateTime::from(time).format(&Rfc3339).unwrap();
+        let at = types::instants::rfc3339;
         Certificate {
             certificate: request.signed_by(&self.issuer).unwrap().pem(),
             roots: self.pem.clone(),

@@ -2,10 +2,9 @@
 //! bounded and checked before it is kept; when it came is what this gateway's clock says, whatever the agent's does.
 
 use http::StatusCode;
-use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 use types::{
     agent_api::{AgentError, Heartbeat, HeartbeatAnswer, Upgrade, codes},
-    instants::instant,
+    instants::{self, instant},
 };
 
 use super::{Agent, Call, Reply, certificate::later, desired::wanted, objects::stored_key};
@@ -160,8 +159,7 @@ fn check_error(error: &mut AgentError, now_ms: i64) -> Result<(), ApiError> {
 
 /// An instant by an agent's clock, which may go ahead.
 fn past(name: &str, time: &str, now_ms: i64) -> Result<String, ApiError> {
-    let at =
-        OffsetDateTime::parse(time, &Rfc3339).map_err(|_| refused(name, "an instant such as 2030-01-31T12:00:00Z"))?;
+    let at = instants::parse(time).map_err(|_| refused(name, "an instant such as 2030-01-31T12:00:00Z"))?;
     let at_ms = i64::try_from(at.unix_timestamp_nanos() / 1_000_000).unwrap_or(now_ms);
     Ok(instant(at_ms.clamp(0, now_ms)))
 }

@@ -2,7 +2,11 @@
 //! below `/providers/Microsoft.Kubernetes/sessions`. A session that somebody may not see does not exist for them.
 //! Each of several replicas has sessions of its own. A replica that is asked answers for all of them.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::HashMap,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
 
 use auth::{
     rbac::{Action, Plane, Scope},
@@ -11,10 +15,10 @@ use auth::{
 use bytes::Bytes;
 use http::{Method, Response, StatusCode, header};
 use serde_json::{Value, json};
-use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 use types::{
     api::{ResourceId, id::fold},
     ids::{ClusterId, ClusterKey, RequestId},
+    instants::{instant, rfc3339},
 };
 
 use super::{Call, empty, json, json_aside};
@@ -156,19 +160,19 @@ impl Viewer {
     }
 
     fn shown(&self, row: &Row, replica: Option<&str>) -> Value {
-        let instant = |at: Option<OffsetDateTime>| at.and_then(|at| at.format(&Rfc3339).ok());
         let ends = row.until.saturating_add(self.snapshot.sessions.outlive_token.as_secs());
-        let ends = i64::try_from(ends).ok().and_then(|ends| OffsetDateTime::from_unix_timestamp(ends).ok());
-        let started = OffsetDateTime::from_unix_timestamp_nanos(i128::from(row.started_ms) * 1_000_000).ok();
+        let ends = SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(ends)).map(rfc3339);
+        // A token may say an instant beyond the calendar.
+        let ends = ends.filter(|ends| !ends.is_empty());
         let mut shown = json!({
             "id": row.id,
             "user": row.user,
             "own": self.is_own(row),
             "cluster": row.cluster,
             "what": row.what,
-            "started": instant(started).unwrap_or_default(),
+            "started": instant(i64::try_from(row.started_ms).unwrap_or_default()),
             // Unless a newer token of the same sign-in is shown.
-            "ends": instant(ends),
+            "ends": ends,
         });
         if let Some(replica) = replica {
             shown["replica"] = replica.into();

@@ -13,10 +13,11 @@ use auth::rbac::{
 use futures_util::future::BoxFuture;
 use http::StatusCode;
 use serde_json::{Map, Value, json};
-use time::{OffsetDateTime, format_description::well_known::Rfc3339};
+use time::OffsetDateTime;
 use types::{
     api::{ErrorDetail, ResourceId},
     ids::ClusterId,
+    instants,
 };
 
 use super::{
@@ -259,7 +260,7 @@ fn no_condition(text: &str) -> Result<(), String> {
 }
 
 fn parse(text: &str) -> Option<i64> {
-    OffsetDateTime::parse(text, &Rfc3339).ok().map(OffsetDateTime::unix_timestamp)
+    instants::parse(text).ok().map(OffsetDateTime::unix_timestamp)
 }
 
 /// When an assignment holds.
@@ -333,7 +334,7 @@ mod tests {
 
         #[test]
         fn what_is_written_as_an_instant_is_read_as_that(seconds in -62_135_596_800_i64..253_402_300_799) {
-            let text = types::instants::instant(seconds * 1000);
+            let text = instants::instant(seconds * 1000);
             prop_assert_eq!(parse(&text), Some(seconds), "{}", text);
         }
     }

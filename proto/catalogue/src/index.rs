@@ -8,6 +8,7 @@ use std::{fmt, str::FromStr};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
 use serde_json::{Number, Value};
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
+use types::instants;
 use types::{ids::hex, random};
 
 use crate::{
@@ -359,7 +360,7 @@ impl Serialize for Timestamp {
 impl<'de> Deserialize<'de> for Timestamp {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let text = String::deserialize(deserializer)?;
-        OffsetDateTime::parse(&text, &Rfc3339).map(Self).map_err(|_| D::Error::custom("no instant of RFC 3339"))
+        instants::parse(&text).map(Self).map_err(D::Error::custom)
     }
 }
 

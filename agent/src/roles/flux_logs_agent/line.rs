@@ -2,8 +2,10 @@
 //! puts the instant before each.
 
 use serde_json::Value;
-use time::{OffsetDateTime, format_description::well_known::Rfc3339};
-use types::agent_api::{LOG_WORD_BYTES, LogLevel};
+use types::{
+    agent_api::{LOG_WORD_BYTES, LogLevel},
+    instants,
+};
 
 /// Bytes of one line; the rest of a longer one is not read, so that it is no JSON.
 pub const LINE_BYTES: usize = 64 * 1024;
@@ -35,7 +37,7 @@ impl Splitter {
 /// The instant before a line, in nanoseconds since 1970, and the line.
 pub fn timed(line: &[u8]) -> Option<(i64, &[u8])> {
     let end = line.iter().position(|byte| *byte == b' ')?;
-    let instant = OffsetDateTime::parse(std::str::from_utf8(&line[..end]).ok()?, &Rfc3339).ok()?;
+    let instant = instants::parse(std::str::from_utf8(&line[..end]).ok()?).ok()?;
     Some((i64::try_from(instant.unix_timestamp_nanos()).ok()?, &line[end + 1..]))
 }
 

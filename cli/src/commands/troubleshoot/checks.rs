@@ -8,10 +8,10 @@ use certs::Credentials;
 use daemon::chain;
 use http::StatusCode;
 use serde_json::Value;
-use time::{OffsetDateTime, format_description::well_known::Rfc3339};
+use time::OffsetDateTime;
 use types::{
     api::{ResourceId, id::is_same},
-    instants::rfc3339_seconds,
+    instants::{self, rfc3339_seconds},
 };
 
 use super::{Bundle, Diagnoser, Finding, Job, State, guard};
@@ -441,7 +441,7 @@ fn judge_certificate(name: &'static str, data: &Value, place: &Place, now: Syste
 fn expiry(resource: &Value) -> Finding {
     const NAME: &str = "msi_cert_expiry_check";
     let until = resource["properties"]["managedIdentityCertificateExpirationTime"].as_str();
-    let parsed = until.and_then(|until| OffsetDateTime::parse(until, &Rfc3339).ok());
+    let parsed = until.and_then(|until| instants::parse(until).ok());
     let Some(parsed) = parsed else {
         return Finding::new(NAME, State::Incomplete, "the gateway knows of no certificate")
             .remedy("agents get one when they are connected: the checks of their pods say what keeps them");

@@ -57,10 +57,7 @@ impl Open {
         assert_eq!(status, 200, "{body}");
         let rows = body["value"].as_array().unwrap();
         // An hour of the token, and what it may be outlived by.
-        let instant = |text: &Value| {
-            let text = text.as_str().unwrap();
-            time::OffsetDateTime::parse(text, &time::format_description::well_known::Rfc3339).unwrap()
-        };
+        let instant = |text: &Value| types::instants::parse(text.as_str().unwrap()).unwrap();
         assert!(rows.iter().all(|row| (instant(&row["ends"]) - instant(&row["started"])).whole_hours() >= 8));
         let mut seen: Vec<String> = rows.iter().map(|row| row["what"].as_str().unwrap().to_owned()).collect();
         seen.sort();

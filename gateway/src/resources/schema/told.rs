@@ -2,7 +2,7 @@
 //! newer agent, or one that somebody else has taken over, changes nothing that clients rely on.
 
 use serde_json::{Map, Value};
-use time::{OffsetDateTime, format_description::well_known::Rfc3339};
+use types::instants;
 
 use super::{Property, Type};
 
@@ -26,9 +26,7 @@ pub fn told(object: &'static [Property], told: &Map<String, Value>, bounds: Boun
 fn kept(kind: &Type, value: &Value, bounds: Bounds) -> Option<Value> {
     match (kind, value) {
         // Clients refuse the whole of an answer for one that they cannot read.
-        (Type::Instant, Value::String(text)) => {
-            OffsetDateTime::parse(text, &Rfc3339).ok().map(|_| Value::from(text.as_str()))
-        }
+        (Type::Instant, Value::String(text)) => instants::parse(text).ok().map(|_| Value::from(text.as_str())),
         (Type::Text | Type::Checked(_) | Type::Shaped(..), Value::String(text)) => {
             // A column of PostgreSQL takes any other character.
             Some(text.chars().filter(|c| *c != '\0').take(bounds.text).collect::<String>().into())
