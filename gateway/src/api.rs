@@ -44,7 +44,10 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, Status
 use serde_json::Value;
 use types::{api::ResourceId, ids::RequestId};
 
-use self::route::Route;
+use self::{
+    route::Route,
+    throttle::{Counted, Remaining},
+};
 use crate::{
     answers::{self, Body},
     api_error::ApiError,
@@ -231,12 +234,11 @@ where
         record.correlation(correlation);
     }
     let head = request.method() == Method::HEAD;
-    let mut remaining = None;
     let (parts, body) = request.into_parts();
     let (mut body, expecting) = (std::pin::pin!(body), parts.headers.contains_key(header::EXPECT));
-    let answered = answer(site, path, parts, body.as_mut(), record, &mut remaining);
+    let answered = answer(site, path, parts, body.as_mut(), record);
     // Boxed: a scope would hold the large future of an answer a second time.
-    let (outcome, unconfirmed) = Box::pin(confirming(answered)).await;
+    let (Answered { outcome, remaining }, unconfirmed) = Box::pin(confirming(answered)).await;
     let given_up = [StatusCode::REQUEST_TIMEOUT, StatusCode::PAYLOAD_TOO_LARGE];
     // Who waits for a word before the body does not send it behind a refusal.
     if !expecting && !matches!(&outcome, Err(error) if given_up.contains(&error.status)) {
@@ -258,8 +260,8 @@ where
     {
         response.headers_mut().insert(types::api::UNCONFIRMED_BY, names);
     }
-    if let Some((name, left)) = remaining {
-        response.headers_mut().insert(name, HeaderValue::from(left));
+    if let Some(Remaining { header, requests }) = remaining {
+        response.headers_mut().insert(header, HeaderValue::from(requests));
     }
     response
 }
@@ -286,22 +288,55 @@ fn echoed(headers: &HeaderMap, id: RequestId) -> Vec<(HeaderName, HeaderValue)> 
     .collect()
 }
 
+/// What became of a request.
+struct Answered {
+    outcome: Result<Response<Body>, ApiError>,
+    /// What is left to the caller; nothing of a request that was answered or refused before it was counted.
+    remaining: Option<Remaining>,
+}
+
+/// What a request is before it is looked at in detail.
+enum Admission {
+    /// It needs no caller, and this is its answer.
+    Open(Response<Body>),
+    /// It has a caller, and was counted.
+    Signed { route: Route, query: Option<String>, identity: Arc<Identity>, counted: Counted },
+}
+
 async fn answer<B>(
-    Site { control, snapshot, issuer, sessions, hops }: Site<'_>,
+    site: Site<'_>,
     path: &str,
     mut parts: http::request::Parts,
     body: B,
     record: &mut Record,
-    remaining: &mut Option<throttle::Remaining>,
-) -> Result<Response<Body>, ApiError>
+) -> Answered
 where
     B: http_body::Body<Data = Bytes>,
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
+    match admit(&site, path, &mut parts, record).await {
+        Err(error) => Answered { outcome: Err(error), remaining: None },
+        Ok(Admission::Open(response)) => Answered { outcome: Ok(response), remaining: None },
+        Ok(Admission::Signed { route, query, identity, counted: Counted { remaining, allowed } }) => {
+            let outcome = match allowed {
+                Ok(()) => dispatch(site, route, query, &identity, parts, body, record).await,
+                Err(error) => Err(error),
+            };
+            Answered { outcome, remaining: Some(remaining) }
+        }
+    }
+}
+
+/// Finds out what a request asks for and who its caller is, and counts it.
+async fn admit(
+    Site { control, snapshot, issuer, .. }: &Site<'_>,
+    path: &str,
+    parts: &mut http::request::Parts,
+    record: &mut Record,
+) -> Result<Admission, ApiError> {
     let route = route::parse(&parts.method, path)?.ok_or_else(|| ApiError::not_found_at(path))?;
-    let reads = matches!(parts.method, Method::GET | Method::HEAD);
     if let Some(open) = fixed::open(control, &route, &parts.headers) {
-        return reads.then_some(open).ok_or_else(only_read);
+        return is_read(&parts.method).then_some(Admission::Open(open)).ok_or_else(only_read);
     }
     let query = parts.uri.query().map(str::to_owned);
     if query.as_ref().is_some_and(|query| query.len() > QUERY_BYTES) {
@@ -317,13 +352,33 @@ where
     if !snapshot.is_welcome(issuer.as_deref(), &identity) {
         return Err(refused(control, &AuthenticateError::Disabled));
     }
-    let (left, counted) = throttle::count(control, &route, &parts.method, &identity);
-    *remaining = Some(left);
-    counted?;
+    let counted = throttle::count(control, &route, &parts.method, &identity);
+    Ok(Admission::Signed { route, query, identity, counted })
+}
+
+fn is_read(method: &Method) -> bool {
+    matches!(*method, Method::GET | Method::HEAD)
+}
+
+/// Hands a request to the part of the API that serves its route.
+async fn dispatch<B>(
+    Site { control, snapshot, issuer, sessions, hops }: Site<'_>,
+    route: Route,
+    query: Option<String>,
+    identity: &Arc<Identity>,
+    parts: http::request::Parts,
+    body: B,
+    record: &mut Record,
+) -> Result<Response<Body>, ApiError>
+where
+    B: http_body::Body<Data = Bytes>,
+    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
+    let reads = is_read(&parts.method);
     let call = Call {
         control,
         snapshot,
-        caller: Caller::of(&identity),
+        caller: Caller::of(identity),
         method: parts.method,
         headers: &parts.headers,
         path: parts.uri.path(),

@@ -26,7 +26,10 @@ use crate::{
     config::webhook::Webhook,
     control::Control,
     events::cloud_event,
-    store::events::{Event, Of},
+    store::{
+        StoreError,
+        events::{Event, Of},
+    },
 };
 
 /// How long one delivery may take, from the connection to the end of the answer.
@@ -59,10 +62,10 @@ pub async fn run(control: Arc<Control>, webhook: Webhook, shutdown: Shutdown) {
 async fn tell(control: &Control, webhook: &Webhook) {
     let (name, mut newest) = (webhook.name(), control.notices.newest());
     let mut backoff = Backoff::new(RETRIES);
-    let mut known = None;
+    let mut position = Position::Kept;
     loop {
         newest.mark_unchanged();
-        match some(control, webhook, &name, &mut known).await {
+        match some(control, webhook, &name, &mut position).await {
             Ok(true) => backoff.reset(),
             Ok(false) => {
                 backoff.reset();
@@ -78,13 +81,35 @@ async fn tell(control: &Control, webhook: &Webhook) {
     }
 }
 
+/// How far a webhook is in the sequence of events.
+enum Position {
+    /// As the store keeps it; it was not read yet.
+    Kept,
+    /// It was told all events up to the one with this number.
+    After(i64),
+}
+
+impl Position {
+    /// The number of the last event that the webhook was told, from the store if it was not read yet.
+    async fn last_told(&mut self, control: &Control, name: &str) -> Result<i64, StoreError> {
+        if let Self::After(number) = *self {
+            return Ok(number);
+        }
+        let number = control.store.webhook(name).await?;
+        self.advance(number);
+        Ok(number)
+    }
+
+    /// The event with this number was told, given up, or is none for this webhook.
+    fn advance(&mut self, number: i64) {
+        *self = Self::After(number);
+    }
+}
+
 /// Tells what there is. Whether there was something.
-async fn some(control: &Control, webhook: &Webhook, name: &str, known: &mut Option<i64>) -> Result<bool, String> {
-    let failed = |error: crate::store::StoreError| error.to_string();
-    let after = match *known {
-        Some(after) => after,
-        None => *known.insert(control.store.webhook(name).await.map_err(failed)?),
-    };
+async fn some(control: &Control, webhook: &Webhook, name: &str, position: &mut Position) -> Result<bool, String> {
+    let failed = |error: StoreError| error.to_string();
+    let after = position.last_told(control, name).await.map_err(failed)?;
     let events = control.store.events(Of::All, after, AT_ONCE).await.map_err(failed)?;
     for event in &events {
         if webhook.kinds.contains(&event.kind) {
@@ -103,7 +128,7 @@ async fn some(control: &Control, webhook: &Webhook, name: &str, known: &mut Opti
             // After each: what was taken is not sent again but where this very write is lost.
             control.store.set_webhook(name, event.number).await.map_err(failed)?;
         }
-        *known = Some(event.number);
+        position.advance(event.number);
     }
     if let Some(last) = events.last() {
         control.store.set_webhook(name, last.number).await.map_err(failed)?;

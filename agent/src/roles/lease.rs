@@ -66,6 +66,25 @@ enum Miss {
     Failed(String),
 }
 
+/// A Lease of another holder, as this process observes it. The holder is gone once the Lease has not changed for
+/// [`DURATION`]: its own times are by another machine's clock, so they do not count.
+#[derive(Default)]
+struct Observed {
+    /// The version that was read last, and since when it is that one.
+    last: Option<(Option<String>, Instant)>,
+}
+
+impl Observed {
+    /// Notes the version that was just read: for how long it has been the same.
+    fn unchanged_for(&mut self, version: Option<String>) -> Duration {
+        let since = match &self.last {
+            Some((known, since)) if *known == version => *since,
+            _ => self.last.insert((version, Instant::now())).1,
+        };
+        since.elapsed()
+    }
+}
+
 /// A Lease that this process takes and gives back.
 pub struct Lease {
     api: Api<Object>,
@@ -135,10 +154,10 @@ impl Lease {
 
     /// Waits until the Lease is ours: since when; nothing where there is no right to it.
     async fn take(&self, tell: &impl Fn(Standing)) -> Option<Instant> {
-        let mut seen = None;
+        let mut observed = Observed::default();
         loop {
             let asked = Instant::now();
-            match self.attempt(&mut seen).await {
+            match self.attempt(&mut observed).await {
                 Ok(()) => {
                     tell(Standing::Works);
                     return Some(asked);
@@ -154,18 +173,14 @@ impl Lease {
         }
     }
 
-    /// Takes the Lease if nobody has it, or its holder is gone. `seen`: the version that was seen last, and since when.
-    async fn attempt(&self, seen: &mut Option<(Option<String>, Instant)>) -> Result<(), Miss> {
+    /// Takes the Lease if nobody has it, or its holder is gone.
+    async fn attempt(&self, observed: &mut Observed) -> Result<(), Miss> {
         let mut lease = self.read().await?;
         let version = lease.metadata.resource_version.clone();
         let spec = lease.spec.get_or_insert_default();
         let holder = spec.holder_identity.clone().filter(|holder| !holder.is_empty());
         if let Some(other) = holder.filter(|holder| *holder != self.holder) {
-            let since = match &*seen {
-                Some((known, since)) if *known == version => *since,
-                _ => seen.insert((version, Instant::now())).1,
-            };
-            if since.elapsed() < DURATION {
+            if observed.unchanged_for(version) < DURATION {
                 return Err(Miss::Others(other));
             }
             tracing::warn!(lease = self.name, holder = other, "the holder of a Lease is gone");
@@ -287,11 +302,11 @@ impl Lease {
 
     /// Waits until there is a right to the Lease, and it is ours: since when. Otherwise the one that has it.
     async fn await_right(&self, tell: &impl Fn(Standing)) -> Result<Instant, String> {
-        let mut seen = None;
+        let mut observed = Observed::default();
         loop {
             sleep(RIGHT_AGAIN).await;
             let asked = Instant::now();
-            match self.attempt(&mut seen).await {
+            match self.attempt(&mut observed).await {
                 Ok(()) => {
                     tell(Standing::Works);
                     return Ok(asked);

@@ -48,29 +48,28 @@ pub async fn race(
             tasks.spawn_task("dial", async move { connect.connect(endpoint, carrier, held).await })
         }
     };
-    let mut quic = plan.quic.then(|| dialling(CarrierKind::Quic));
+    let (mut quic, mut tcp) = (Lane::Idle, Lane::Idle);
+    if plan.quic {
+        quic = Lane::Dialling(CarrierKind::Quic, dialling(CarrierKind::Quic));
+    }
     let mut turn = plan.tcp.into_iter();
     let head_start = tokio::time::sleep(plan.head_start);
     tokio::pin!(head_start);
-    let mut waiting = quic.is_some();
-    let mut tcp = None;
+    let mut waiting = !quic.is_idle();
     loop {
-        if tcp.is_none() && (!waiting || quic.is_none()) {
-            tcp = turn.next().map(|carrier| (carrier, dialling(carrier)));
+        if tcp.is_idle()
+            && (!waiting || quic.is_idle())
+            && let Some(carrier) = turn.next()
+        {
+            tcp = Lane::Dialling(carrier, dialling(carrier));
         }
-        if tcp.is_none() && quic.is_none() {
+        if tcp.is_idle() && quic.is_idle() {
             return Err(NoTunnel(errors));
         }
         let (carrier, result) = tokio::select! {
             biased;
-            result = ended(&mut quic), if quic.is_some() => {
-                quic = None;
-                (CarrierKind::Quic, result)
-            }
-            result = ended_of(&mut tcp), if tcp.is_some() => {
-                let carrier = tcp.take().map_or(CarrierKind::Http2, |(carrier, _)| carrier);
-                (carrier, result)
-            }
+            ended = quic.ended() => ended,
+            ended = tcp.ended() => ended,
             () = &mut head_start, if waiting => {
                 waiting = false;
                 continue;
@@ -99,7 +98,7 @@ pub async fn race(
                 errors.push(err);
                 if !try_another {
                     turn = Vec::new().into_iter();
-                    if carrier == CarrierKind::Quic && tcp.is_none() {
+                    if carrier == CarrierKind::Quic && tcp.is_idle() {
                         return Err(NoTunnel(errors));
                     }
                 }
@@ -110,17 +109,26 @@ pub async fn race(
 
 type Dialling = daemon::Task<Result<TunnelHandle, ConnectError>>;
 
-async fn ended(task: &mut Option<Dialling>) -> Result<TunnelHandle, ConnectError> {
-    match task {
-        Some(task) => join(CarrierKind::Quic, task).await,
-        None => std::future::pending().await,
-    }
+/// One of the two sides of a race, QUIC or TCP: it dials one carrier at a time.
+enum Lane {
+    /// Nothing is dialled.
+    Idle,
+    /// This carrier is being dialled. Dropping it ends that.
+    Dialling(CarrierKind, Dialling),
 }
 
-async fn ended_of(task: &mut Option<(CarrierKind, Dialling)>) -> Result<TunnelHandle, ConnectError> {
-    match task {
-        Some((carrier, task)) => join(*carrier, task).await,
-        None => std::future::pending().await,
+impl Lane {
+    fn is_idle(&self) -> bool {
+        matches!(self, Self::Idle)
+    }
+
+    /// Waits until dialling has ended, and is idle then; never completes while it is idle. Cancel-safe.
+    async fn ended(&mut self) -> (CarrierKind, Result<TunnelHandle, ConnectError>) {
+        let Self::Dialling(carrier, task) = self else { return std::future::pending().await };
+        let carrier = *carrier;
+        let result = join(carrier, task).await;
+        *self = Self::Idle;
+        (carrier, result)
     }
 }
 

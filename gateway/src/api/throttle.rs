@@ -12,16 +12,24 @@ use crate::{
     rate::Rate,
 };
 
-/// What is left to who asks, as a header.
-pub type Remaining = (HeaderName, u32);
+/// How many more requests the caller may send at once, as a header of the answer.
+pub struct Remaining {
+    /// The header's name, which says what is counted.
+    pub header: HeaderName,
+    /// Its value.
+    pub requests: u32,
+}
 
-/// Counts a request. `Err`: there were too many; what is left (nothing) is told then, too.
-pub fn count(
-    control: &Control,
-    route: &Route,
-    method: &Method,
-    identity: &Identity,
-) -> (Remaining, Result<(), ApiError>) {
+/// A request that was counted.
+pub struct Counted {
+    /// What is left after it; also told in the answer that refuses it.
+    pub remaining: Remaining,
+    /// Whether it goes on; the error says that there were too many.
+    pub allowed: Result<(), ApiError>,
+}
+
+/// Counts a request.
+pub fn count(control: &Control, route: &Route, method: &Method, identity: &Identity) -> Counted {
     let subscription = route.subscription().filter(|id| control.has_subscription(id));
     let (class, name) = match (method, subscription.is_some()) {
         (&Method::GET | &Method::HEAD, true) => (Class::Reads, "x-ms-ratelimit-remaining-subscription-reads"),
@@ -38,10 +46,11 @@ pub fn count(
     let place = subscription.unwrap_or_default().to_ascii_lowercase();
     let who = format!("{}\0{}", identity.issuer, identity.subject);
     let key = (format!("{place}\0{who}"), class);
-    match control.throttle.take(&who, &key, rate, Instant::now()) {
-        Ok(left) => ((header, left), Ok(())),
-        Err(seconds) => ((header, 0), Err(too_many(subscription, class, &identity.username, per_minute, seconds))),
-    }
+    let (requests, allowed) = match control.throttle.take(&who, &key, rate, Instant::now()) {
+        Ok(left) => (left, Ok(())),
+        Err(seconds) => (0, Err(too_many(subscription, class, &identity.username, per_minute, seconds))),
+    };
+    Counted { remaining: Remaining { header, requests }, allowed }
 }
 
 fn too_many(subscription: Option<&str>, class: Class, who: &str, per_minute: u32, seconds: u64) -> ApiError {

@@ -69,14 +69,14 @@ pub fn relay(
 ) -> impl Future<Output = Result<Response<Answered>, Refusal>> {
     let counted = Arc::clone(&custody.record().bytes);
     let Opened { stream: Stream { send, recv, .. }, via, place } = opened;
-    let mut up = Up { head, body: None, sender: None, upload: None, unreadable: None };
+    let mut up = Up { head, body: None, sender: None, upload: None, unreadable: BodyReport::NeverComes };
     if request.upgrade.is_none()
         && let Some(body) = request.body.take().filter(|body| !body.is_end_stream())
     {
         let (report, reported) = oneshot::channel();
         let body = Upload { body, bytes: Arc::clone(&counted), unreadable: Some(report) };
         up.body = Some(Resendable::new(None, body, core.bodies.part(&place.user())));
-        up.unreadable = Some(reported);
+        up.unreadable = BodyReport::MayCome(reported);
     }
     up.begin(core, &request, send);
     let down = Down { recv, via, place, counted };
@@ -92,8 +92,8 @@ struct Up {
     sender: Option<SendStream>,
     /// Of one with a body, which is being sent.
     upload: Option<UploadGuard>,
-    /// Told when the body cannot be read.
-    unreadable: Option<oneshot::Receiver<()>>,
+    /// Says when the body cannot be read.
+    unreadable: BodyReport,
 }
 
 impl Up {
@@ -161,7 +161,7 @@ fn carry_out(
                     down.recv.stop(StreamCode::Unauthorised);
                     return Err(ended(reason, repeatable));
                 }
-                () = reported(&mut up.unreadable) => {
+                () = up.unreadable.came() => {
                     down.recv.stop(StreamCode::NoMore);
                     return Err(Refusal::new(
                         Stage::Relay,
@@ -281,16 +281,25 @@ async fn send_body(mut send: SendStream, body: Sending<Upload>, cancelled: onesh
     }
 }
 
-/// Completes when the body's sender reports that it could not read the body; never otherwise. The user is told so, and
-/// not that the cluster broke off.
-async fn reported(unreadable: &mut Option<oneshot::Receiver<()>>) {
-    let report = match unreadable {
-        Some(unreadable) => unreadable.await.ok(),
-        None => None,
-    };
-    if report.is_none() {
-        // Dropped with the body: it was read.
-        *unreadable = None;
+/// Whether the sender of the request's body reports that it cannot read the body. The user is told so, and not that the
+/// cluster broke off.
+enum BodyReport {
+    /// The body is being read.
+    MayCome(oneshot::Receiver<()>),
+    /// There is no body, or it was read to its end.
+    NeverComes,
+}
+
+impl BodyReport {
+    /// Completes when the report comes; never if none comes. Cancel-safe.
+    async fn came(&mut self) {
+        if let Self::MayCome(report) = self
+            && report.await.is_ok()
+        {
+            return;
+        }
+        // The sender was dropped with the body: it was read.
+        *self = Self::NeverComes;
         std::future::pending().await
     }
 }
