@@ -36,6 +36,8 @@ const RENEW_OVER: f64 = 1.0 / 90.0;
 const SETTLED: Duration = Duration::from_secs(60);
 /// Bytes of all that is kept of an identity: more is none of ours.
 const STORED_BYTES: usize = 512 * 1024;
+/// Name of the role that gets and renews the certificate.
+pub const OPERATOR: &str = "clusteridentityoperator";
 
 /// Why something is no identity of this cluster.
 #[derive(Debug, thiserror::Error)]

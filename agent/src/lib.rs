@@ -38,7 +38,7 @@ use self::{
     config::Config,
     identity::store::Store,
     roles::{
-        Role, Roles, controller_manager, identity_tokens, kube_aad_proxy::authenticate::Authenticator,
+        Named, Roles, controller_manager, identity_tokens, kube_aad_proxy::authenticate::Authenticator,
         logcollector::LogBuffer, parts::Parts,
     },
     tunnel::{connect::Connector, forward::Forward},
@@ -49,7 +49,7 @@ pub struct Agent {
     shutdown: Shutdown,
     tasks: TaskGroup,
     connections: TaskGroup,
-    roles: Vec<Arc<dyn Role>>,
+    roles: Vec<Named>,
     admin: Option<Admin>,
     forward: Option<Forward>,
     tokens: Option<SocketAddr>,
@@ -72,7 +72,8 @@ impl Agent {
         let parts = Parts::new(config, &connections, metrics, logs).await?;
         let roles = roles::build(&parts)?;
         parts.server.begin(Roles::new(roles.clone()));
-        let tokens = roles.iter().find(|role| role.name() == identity_tokens::NAME).and_then(|role| role.address());
+        let tokens = roles.iter().find(|named| named.name == identity_tokens::NAME);
+        let tokens = tokens.and_then(|named| named.role.address());
         if let Some(address) = tokens {
             tracing::info!(%address, "listener for tokens of the cluster's identity");
         }

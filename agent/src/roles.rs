@@ -92,7 +92,7 @@ pub const ALL: &[Entry] = &[
 
 /// What the list knows of a role before it is built.
 pub struct Entry {
-    /// The role's name: its streams' role, its log field and its metric label.
+    /// The role's name, which is told nowhere else: its streams' role, its log field and its metric label.
     pub name: &'static str,
     /// `module_path!()`: what is logged there is logged by this role.
     pub module: &'static str,
@@ -104,6 +104,22 @@ pub struct Entry {
 
 /// A role that was built. `None`: the settings do without it.
 pub type Built = Result<Option<Arc<dyn Role>>, BuildError>;
+
+impl Entry {
+    /// A role of this entry under its name.
+    pub fn named(&self, role: Arc<dyn Role>) -> Named {
+        Named { name: role.other_name().unwrap_or(self.name), role }
+    }
+}
+
+/// A role that was built, with its name.
+#[derive(Clone)]
+pub struct Named {
+    /// The name of its [`Entry`], or [`Role::other_name`].
+    pub name: &'static str,
+    /// The role.
+    pub role: Arc<dyn Role>,
+}
 
 /// Whose streams a role serves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -117,18 +133,21 @@ pub enum Serves {
 }
 
 /// The roles of one process.
-pub fn build(parts: &Parts) -> Result<Vec<Arc<dyn Role>>, BuildError> {
+pub fn build(parts: &Parts) -> Result<Vec<Named>, BuildError> {
     let here = ALL.iter().filter(|entry| entry.runs_in.iter().any(|deployment| parts.config.roles.runs(*deployment)));
-    here.filter_map(|entry| (entry.build)(parts).transpose()).collect()
+    here.filter_map(|entry| Some((entry.build)(parts).transpose()?.map(|role| entry.named(role)))).collect()
 }
 
 /// How long an answer that the agent makes itself may take to leave.
 const ANSWER_DEADLINE: Duration = Duration::from_secs(30);
 
-/// A part that the agent plays. Its name is the stream's role, its log field and its metric label.
+/// A part that the agent plays. Its name is in its [`Entry`].
 pub trait Role: Send + Sync + 'static {
-    /// As in its [`Entry`], and in [`RequestHead::role`] of its streams.
-    fn name(&self) -> &'static str;
+    /// The name that it has in this process instead of its entry's, if its work differs so much between Deployments
+    /// that operators need to tell the two apart.
+    fn other_name(&self) -> Option<&'static str> {
+        None
+    }
 
     /// Whose streams it serves.
     fn serves(&self) -> Serves {
@@ -173,18 +192,18 @@ pub struct Visit {
 }
 
 /// The roles that serve streams.
-pub struct Roles(Vec<Arc<dyn Role>>);
+pub struct Roles(Vec<Named>);
 
 impl Roles {
     /// Those of `roles` that serve somebody.
-    pub fn new(mut roles: Vec<Arc<dyn Role>>) -> Self {
-        roles.retain(|role| role.serves() != Serves::Nobody);
+    pub fn new(mut roles: Vec<Named>) -> Self {
+        roles.retain(|named| named.role.serves() != Serves::Nobody);
         Self(roles)
     }
 
-    /// The role of that name.
-    pub fn find(&self, name: &str) -> Option<&Arc<dyn Role>> {
-        self.0.iter().find(|role| role.name() == name)
+    /// The role that streams name so, by [`RequestHead::role`].
+    pub fn find(&self, name: &str) -> Option<&Named> {
+        self.0.iter().find(|named| named.name == name)
     }
 }
 

@@ -14,7 +14,11 @@ use std::{
 use agent::{
     config::Config,
     identity::Identities,
-    roles::{Role, Roles, echo::Echo, serve::Server},
+    roles::{
+        Roles,
+        echo::{self, Echo},
+        serve::Server,
+    },
     tunnel::{Tunnels, connect::Connector, status::StatusBoard},
 };
 use anyhow::Context;
@@ -126,7 +130,7 @@ fn member(plan: &Plan, authority: &Authority, number: u32) -> anyhow::Result<Mem
     let files = identity(&plan.dir, authority, number)?;
     let config = config(plan, &files)?;
     let connector = Connector::new(&config, &Identities::default())?;
-    let server = Server::new(Roles::new(vec![Arc::new(Echo) as Arc<dyn Role>]), config.streams_max);
+    let server = Server::new(Roles::new(vec![echo::ENTRY.named(Arc::new(Echo))]), config.streams_max);
     let status = Arc::new(StatusBoard::default());
     let carrier = config.gateway.carrier;
     let tunnels = Tunnels::new(Arc::new(connector), carrier, server, Arc::clone(&status), config.drain_grace);

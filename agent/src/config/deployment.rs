@@ -2,6 +2,8 @@
 
 use std::str::FromStr;
 
+use types::agent_api::deployments;
+
 /// A Deployment of the agent. Each has a service account of its own, with the rights that its roles need.
 ///
 /// A new one is a variant, its name and its place in [`Self::ALL`]; each role names the Deployments that run it.
@@ -38,13 +40,13 @@ impl Deployment {
     /// As in the settings, in the chart, and as a label of what is sent to the gateway.
     pub const fn name(self) -> &'static str {
         match self {
-            Self::ClusterconnectAgent => "clusterconnect-agent",
-            Self::ControllerManager => "controller-manager",
-            Self::ExtensionManager => "extension-manager",
-            Self::FluxconfigAgent => "fluxconfig-agent",
-            Self::Guard => "guard",
-            Self::FluxLogsAgent => "flux-logs-agent",
-            Self::Upgrader => "upgrader",
+            Self::ClusterconnectAgent => deployments::CLUSTERCONNECT_AGENT,
+            Self::ControllerManager => deployments::CONTROLLER_MANAGER,
+            Self::ExtensionManager => deployments::EXTENSION_MANAGER,
+            Self::FluxconfigAgent => deployments::FLUXCONFIG_AGENT,
+            Self::Guard => deployments::GUARD,
+            Self::FluxLogsAgent => deployments::FLUX_LOGS_AGENT,
+            Self::Upgrader => deployments::UPGRADER,
         }
     }
 }

@@ -45,9 +45,9 @@ const RECEIVED: &str = "towline.io/received";
 const PRINCIPAL: &str = "towline.io/principal-id";
 const TENANT: &str = "towline.io/tenant-id";
 /// Who writes the Secret, in its managed fields.
-const MANAGER: &str = "clusteridentityoperator";
+const MANAGER: &str = super::OPERATOR;
 /// Who writes the issuers' keys in it.
-const KEYS_MANAGER: &str = "kube-aad-proxy";
+const KEYS_MANAGER: &str = tunnel::wire::roles::KUBE_AAD_PROXY;
 /// How often a folder is looked at by those who do not write it.
 const LOOK: Duration = Duration::from_secs(2);
 

@@ -168,10 +168,6 @@ struct Fault {
 }
 
 impl Role for AssignmentSync {
-    fn name(&self) -> &'static str {
-        NAME
-    }
-
     fn reports(&self) -> bool {
         true
     }

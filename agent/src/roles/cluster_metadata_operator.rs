@@ -147,10 +147,6 @@ pub(super) fn distribution(nodes: Vec<Node>, version: &str) -> Option<String> {
 }
 
 impl Role for ClusterMetadataOperator {
-    fn name(&self) -> &'static str {
-        NAME
-    }
-
     fn reports(&self) -> bool {
         true
     }

@@ -25,7 +25,8 @@ pub const ENTRY: Entry = Entry {
     runs_in: Deployment::ALL,
     build: |parts| {
         let roles = parts.config.roles;
-        let name = if roles.serves_users() { NAME } else { OWN };
+        let other_name = (!roles.serves_users()).then_some(OWN);
+        let health = parts.health.of(other_name.unwrap_or(NAME));
         let follow = match parts.managed()? {
             // The process that manages renews the certificate itself.
             Some((_, store)) if !roles.manages() => {
@@ -34,7 +35,7 @@ pub const ENTRY: Entry = Entry {
             _ => None,
         };
         let (tunnels, status) = (parts.tunnels.clone(), parts.status.clone());
-        Ok(Some(Arc::new(ClusterconnectAgent { name, tunnels, status, health: parts.health.of(name), follow })))
+        Ok(Some(Arc::new(ClusterconnectAgent { other_name, tunnels, status, health, follow })))
     },
 };
 
@@ -50,7 +51,7 @@ pub struct Follow {
 
 /// Keeps the tunnels to the gateway up. What comes through them is served by other roles.
 pub struct ClusterconnectAgent {
-    name: &'static str,
+    other_name: Option<&'static str>,
     tunnels: Arc<Tunnels>,
     status: Arc<StatusBoard>,
     health: Reporter,
@@ -90,8 +91,8 @@ impl ClusterconnectAgent {
 }
 
 impl Role for ClusterconnectAgent {
-    fn name(&self) -> &'static str {
-        self.name
+    fn other_name(&self) -> Option<&'static str> {
+        self.other_name
     }
 
     fn reports(&self) -> bool {

@@ -32,7 +32,7 @@ use crate::{
 };
 
 /// This role's name.
-pub const NAME: &str = "clusteridentityoperator";
+pub const NAME: &str = crate::identity::OPERATOR;
 
 /// In the list of roles.
 pub const ENTRY: Entry = Entry {
@@ -132,10 +132,6 @@ enum Need {
 }
 
 impl Role for ClusterIdentityOperator {
-    fn name(&self) -> &'static str {
-        NAME
-    }
-
     fn reports(&self) -> bool {
         true
     }

@@ -138,10 +138,6 @@ impl ConfigAgent {
 }
 
 impl Role for ConfigAgent {
-    fn name(&self) -> &'static str {
-        NAME
-    }
-
     fn reports(&self) -> bool {
         true
     }

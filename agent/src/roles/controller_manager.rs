@@ -1,14 +1,11 @@
 //! Supervises the other roles: each runs in a task of its own; one that ends or panics is started again after a while,
 //! and no other is disturbed.
 
-use std::{
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use daemon::{Backoff, BackoffPolicy, Shutdown, TaskGroup, random_unit};
 
-use super::{Role, health::Health};
+use super::{Named, health::Health};
 use crate::{config::Deployment, metrics};
 
 /// This role's name.
@@ -26,20 +23,20 @@ const RESTARTS: BackoffPolicy = BackoffPolicy {
 };
 
 /// Runs `roles` until told to drain, and then to their ends.
-pub async fn supervise(roles: Vec<Arc<dyn Role>>, health: Health, shutdown: Shutdown) {
+pub async fn supervise(roles: Vec<Named>, health: Health, shutdown: Shutdown) {
     let supervisors = TaskGroup::new("supervisors");
     health.of(NAME).running();
     for role in roles {
         let (health, shutdown) = (health.clone(), shutdown.clone());
-        supervisors.spawn(role.name(), async move { keep(role, &health, &shutdown).await });
+        supervisors.spawn(role.name, async move { keep(role, &health, &shutdown).await });
     }
     // A supervisor does nothing that could panic.
     let _ = shutdown.until_closed(supervisors.join()).await;
     supervisors.abort();
 }
 
-async fn keep(role: Arc<dyn Role>, health: &Health, shutdown: &Shutdown) {
-    let name = role.name();
+async fn keep(named: Named, health: &Health, shutdown: &Shutdown) {
+    let Named { name, role } = named;
     let reporter = health.of(name);
     let mut backoff = Backoff::new(RESTARTS);
     loop {
@@ -72,12 +69,15 @@ async fn keep(role: Arc<dyn Role>, health: &Health, shutdown: &Shutdown) {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    };
 
     use futures_util::future::BoxFuture;
 
     use super::*;
-    use crate::roles::health::State;
+    use crate::roles::{Role, health::State};
 
     struct Fragile {
         runs: AtomicUsize,
@@ -85,10 +85,6 @@ mod tests {
     }
 
     impl Role for Fragile {
-        fn name(&self) -> &'static str {
-            "fragile"
-        }
-
         fn reports(&self) -> bool {
             true
         }
@@ -113,7 +109,7 @@ mod tests {
         let role = Arc::new(Fragile { runs: AtomicUsize::new(0), health: health.clone() });
         let shutdown = Shutdown::new();
         let group = TaskGroup::new("test");
-        let running = supervise(vec![role.clone()], health.clone(), shutdown.clone());
+        let running = supervise(vec![Named { name: "fragile", role: role.clone() }], health.clone(), shutdown.clone());
         group.spawn("supervise", running);
         let mut changes = health.changes();
         let mut told = Vec::new();

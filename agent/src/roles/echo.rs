@@ -24,10 +24,6 @@ pub const ENTRY: Entry =
 pub struct Echo;
 
 impl Role for Echo {
-    fn name(&self) -> &'static str {
-        NAME
-    }
-
     fn serves(&self) -> Serves {
         Serves::Everybody
     }

@@ -424,10 +424,6 @@ async fn accept(listener: TcpListener, desk: Desk) {
 }
 
 impl Role for EgressProxy {
-    fn name(&self) -> &'static str {
-        NAME
-    }
-
     fn reports(&self) -> bool {
         true
     }

@@ -222,10 +222,6 @@ impl<G: Library> ExtensionManager<G> {
 }
 
 impl<G: Library> Role for ExtensionManager<G> {
-    fn name(&self) -> &'static str {
-        NAME
-    }
-
     fn reports(&self) -> bool {
         true
     }

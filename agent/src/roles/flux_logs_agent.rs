@@ -220,10 +220,6 @@ fn told(message: &str) -> String {
 }
 
 impl Role for FluxLogsAgent {
-    fn name(&self) -> &'static str {
-        NAME
-    }
-
     fn reports(&self) -> bool {
         true
     }

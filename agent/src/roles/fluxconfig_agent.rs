@@ -433,10 +433,6 @@ struct Shared<'a> {
 }
 
 impl<G: Gateway> Role for FluxconfigAgent<G> {
-    fn name(&self) -> &'static str {
-        NAME
-    }
-
     fn reports(&self) -> bool {
         true
     }

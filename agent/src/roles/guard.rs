@@ -54,7 +54,7 @@ use crate::{
 };
 
 /// This role's name.
-pub const NAME: &str = "guard";
+pub const NAME: &str = Deployment::Guard.name();
 
 /// In the list of roles.
 pub const ENTRY: Entry = Entry {
@@ -110,7 +110,7 @@ pub enum SetupError {
 
 impl From<SetupError> for BuildError {
     fn from(error: SetupError) -> Self {
-        Self::Role { what: "guard", source: Box::new(error) }
+        Self::Role { what: NAME, source: Box::new(error) }
     }
 }
 
@@ -284,10 +284,6 @@ impl Connection {
 }
 
 impl Role for Guard {
-    fn name(&self) -> &'static str {
-        NAME
-    }
-
     fn reports(&self) -> bool {
         true
     }
@@ -302,7 +298,7 @@ impl Role for Guard {
         Box::pin(async move {
             let listener = self.listener.lock().unwrap_or_else(PoisonError::into_inner).clone();
             let Some(listener) = listener else { return };
-            let (tasks, ending) = (TaskGroup::new("guard"), Shutdown::new());
+            let (tasks, ending) = (TaskGroup::new(NAME), Shutdown::new());
             tokio::select! {
                 biased;
                 () = self.lingered(&shutdown) => {}

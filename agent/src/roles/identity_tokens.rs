@@ -180,10 +180,6 @@ async fn connection(socket: TcpStream, peer: IpAddr, acceptor: TlsAcceptor, desk
 }
 
 impl Role for IdentityTokens {
-    fn name(&self) -> &'static str {
-        NAME
-    }
-
     fn reports(&self) -> bool {
         true
     }

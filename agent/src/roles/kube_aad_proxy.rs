@@ -310,10 +310,6 @@ pub async fn refuse(send: SendStream, refusal: &Refusal, request_id: RequestId) 
 }
 
 impl Role for KubeAadProxy {
-    fn name(&self) -> &'static str {
-        NAME
-    }
-
     fn serves(&self) -> Serves {
         Serves::Users
     }

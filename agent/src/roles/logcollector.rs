@@ -273,10 +273,6 @@ fn role_of(target: &str) -> Option<&'static str> {
 }
 
 impl Role for LogCollector {
-    fn name(&self) -> &'static str {
-        NAME
-    }
-
     fn reports(&self) -> bool {
         true
     }

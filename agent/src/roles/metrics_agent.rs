@@ -95,10 +95,6 @@ impl MetricsAgent {
 }
 
 impl Role for MetricsAgent {
-    fn name(&self) -> &'static str {
-        NAME
-    }
-
     fn reports(&self) -> bool {
         true
     }

@@ -47,10 +47,6 @@ impl Refresh {
 }
 
 impl Role for Refresh {
-    fn name(&self) -> &'static str {
-        NAME
-    }
-
     fn serves(&self) -> Serves {
         Serves::Users
     }

@@ -120,10 +120,6 @@ pub struct Warnings {
 }
 
 impl Role for ResourceSyncAgent {
-    fn name(&self) -> &'static str {
-        NAME
-    }
-
     fn reports(&self) -> bool {
         true
     }

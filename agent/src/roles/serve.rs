@@ -16,7 +16,7 @@ use tunnel::{
 };
 
 use super::{
-    Role, Roles, Serves, Visit,
+    Named, Roles, Serves, Visit,
     config_agent::Wanted,
     kube_aad_proxy::{Refusal, refuse},
 };
@@ -60,7 +60,7 @@ impl Server {
         let _ = self.roles.set(roles);
     }
 
-    fn role(&self, name: &str) -> Option<&Arc<dyn Role>> {
+    fn role(&self, name: &str) -> Option<&Named> {
         self.roles.get()?.find(name)
     }
 
@@ -101,7 +101,7 @@ impl Server {
                 return;
             }
         };
-        let Some(role) = self.role(&head.role).cloned() else {
+        let Some(Named { name, role }) = self.role(&head.role).cloned() else {
             metrics::stream_refused("unknown_role");
             stream.send.reset(StreamCode::UnknownRole);
             return;
@@ -126,7 +126,6 @@ impl Server {
             return;
         };
         let wanted = self.wanted.clone();
-        let name = role.name();
         let serving = role.serve(Visit { head, stream, received });
         self.tasks.spawn(name, async move {
             let _open = metrics::stream_opened();

@@ -331,7 +331,10 @@ impl Upgrader {
         Ok(Plan {
             version: version.to_owned(),
             agent: named(&images.agent, "agent"),
-            extension_manager: images.extension_manager.as_ref().map(|image| named(image, "extension-manager")),
+            extension_manager: images
+                .extension_manager
+                .as_ref()
+                .map(|image| named(image, Deployment::ExtensionManager.name())),
             window: self.settings.window,
             timeout: self.settings.timeout,
         })
@@ -465,10 +468,6 @@ fn ended(job: &Job) -> Option<bool> {
 }
 
 impl Role for Upgrader {
-    fn name(&self) -> &'static str {
-        NAME
-    }
-
     fn reports(&self) -> bool {
         true
     }

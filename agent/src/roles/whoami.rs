@@ -76,10 +76,6 @@ impl Whoami {
 }
 
 impl Role for Whoami {
-    fn name(&self) -> &'static str {
-        NAME
-    }
-
     fn serves(&self) -> Serves {
         Serves::Users
     }

@@ -10,7 +10,11 @@ use tunnel::transport::memory;
 mod replicas;
 
 use super::{connect::ConnectError, *};
-use crate::roles::{Role, Roles, echo::Echo, serve::Server};
+use crate::roles::{
+    Roles,
+    echo::{self, Echo},
+    serve::Server,
+};
 
 /// What dialling a carrier does.
 #[derive(Clone)]
@@ -114,7 +118,7 @@ impl Connect for Fake {
 }
 
 fn tunnels(fake: &Arc<Fake>, choice: CarrierChoice) -> Arc<Tunnels> {
-    let roles: Vec<Arc<dyn Role>> = vec![Arc::new(Echo)];
+    let roles = vec![echo::ENTRY.named(Arc::new(Echo))];
     let server = Server::new(Roles::new(roles), 100);
     Arc::new(Tunnels::new(fake.clone(), choice, server, Arc::default(), Duration::from_secs(30)))
 }

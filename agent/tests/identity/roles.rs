@@ -14,10 +14,11 @@ use agent::{
     roles::{
         Role, Roles, Serves, Visit,
         cluster_metadata_operator::Facts,
-        config_agent::ConfigAgent,
+        config_agent::{self, ConfigAgent},
         health::Health,
-        logcollector::{LogBuffer, LogCollector},
-        resource_sync_agent::ResourceSyncAgent,
+        kube_aad_proxy,
+        logcollector::{self, LogBuffer, LogCollector},
+        resource_sync_agent::{self, ResourceSyncAgent},
         serve::Server,
     },
     tunnel::api::AgentApi,
@@ -85,7 +86,7 @@ fn teller(
         client: None,
         known: known.subscribe(),
         health: health.clone(),
-        reporter: health.of("resource-sync-agent"),
+        reporter: health.of(resource_sync_agent::NAME),
         identities: Identities::default(),
         desired: desired.subscribe(),
         clock: Arc::new(SystemClock),
@@ -153,10 +154,6 @@ async fn m4_facts_are_told_within_seconds_of_the_first_tunnel() {
 struct Lasting;
 
 impl Role for Lasting {
-    fn name(&self) -> &'static str {
-        "kube-aad-proxy"
-    }
-
     fn serves(&self) -> Serves {
         Serves::Users
     }
@@ -189,23 +186,23 @@ fn head(role: &str) -> Bytes {
 async fn k9_where_cluster_connect_is_off_the_agent_refuses_users_and_ends_what_is_open() {
     let revision = Arc::new(AtomicI64::new(1));
     let (tunnel, _) = gateway(revision.clone());
-    let server = Server::new(Roles::new(vec![Arc::new(Lasting)]), 10);
+    let server = Server::new(Roles::new(vec![kube_aad_proxy::ENTRY.named(Arc::new(Lasting))]), 10);
     let (user, agent) = memory::pair().await;
     let tasks = TaskGroup::new("test");
     let serving = server.clone();
     tasks.spawn("serve", async move {
         serving.serve(&agent).await;
     });
-    let mut open = user.open(head("kube-aad-proxy")).await.unwrap();
+    let mut open = user.open(head(kube_aad_proxy::NAME)).await.unwrap();
     let status = |message: Bytes| ResponseHead::decode(message).unwrap().status;
     assert_eq!(status(open.recv.recv_message(limits::HEAD_BYTES).await.unwrap()), 200);
     revision.store(2, Ordering::SeqCst);
     let current = watch::Sender::new(Some(tunnel));
     let (api, wanted) = (AgentApi::new(current.subscribe()), server.wanted().clone());
-    let role = ConfigAgent::new(api, wanted, Health::default().of("config-agent"));
+    let role = ConfigAgent::new(api, wanted, Health::default().of(config_agent::NAME));
     tasks.spawn("role", async move { role.run(Shutdown::new()).await });
     assert!(open.recv.recv().await.is_err(), "an open session is broken off, not ended cleanly");
-    let mut refused = user.open(head("kube-aad-proxy")).await.unwrap();
+    let mut refused = user.open(head(kube_aad_proxy::NAME)).await.unwrap();
     assert_eq!(status(refused.recv.recv_message(limits::HEAD_BYTES).await.unwrap()), 403);
     let mut body = Vec::new();
     while let Some(chunk) = refused.recv.recv().await.unwrap() {
@@ -228,7 +225,7 @@ async fn d2_a_gateway_that_does_not_read_logs_delays_no_heartbeat() {
         buffer.write_all(line.as_bytes()).unwrap();
     }
     let cluster = CLUSTER.parse().unwrap();
-    let role = LogCollector::new(api.clone(), buffer, cluster, RoleSet::All, Health::default().of("logcollector"));
+    let role = LogCollector::new(api.clone(), buffer, cluster, RoleSet::All, Health::default().of(logcollector::NAME));
     let tasks = TaskGroup::new("test");
     tasks.spawn("role", async move { role.run(Shutdown::new()).await });
     // The stream of logs is there, and nobody reads it.

@@ -8,19 +8,19 @@ use std::{
 use agent::{
     config,
     roles::{
-        Role, Roles,
-        echo::Echo,
+        Roles,
+        echo::{self, Echo},
         kube_aad_proxy::{
-            KubeAadProxy,
+            self, KubeAadProxy,
             authenticate::Authenticator,
             authorize::Authorizer,
             dial::{Apiserver as Upstream, access::Access},
             impersonate::Names,
         },
-        refresh::Refresh,
+        refresh::{self, Refresh},
         serve::Server,
         sessions::Sessions,
-        whoami::Whoami,
+        whoami::{self, Whoami},
     },
 };
 use auth::token::testing::TestIssuer;
@@ -86,17 +86,17 @@ impl Harness {
         let names = Names::new(&config::Impersonation::default());
         let sessions = Sessions::new(outlive_token);
         let authorizer = Authorizer::new(authenticator.clone(), Some("test".to_owned()));
-        let roles: Vec<Arc<dyn Role>> = vec![
-            Arc::new(KubeAadProxy::new(
+        let roles = vec![
+            kube_aad_proxy::ENTRY.named(Arc::new(KubeAadProxy::new(
                 authenticator.clone(),
                 authorizer.clone(),
                 upstream.clone(),
                 names.clone(),
                 sessions.clone(),
-            )),
-            Arc::new(Whoami::new(authenticator.clone(), names)),
-            Arc::new(Refresh::new(authenticator, sessions)),
-            Arc::new(Echo),
+            ))),
+            whoami::ENTRY.named(Arc::new(Whoami::new(authenticator.clone(), names))),
+            refresh::ENTRY.named(Arc::new(Refresh::new(authenticator, sessions))),
+            echo::ENTRY.named(Arc::new(Echo)),
         ];
         let server = Server::new(Roles::new(roles), streams_max);
         let (gateway, agent) = memory::pair().await;

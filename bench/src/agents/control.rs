@@ -15,9 +15,9 @@ use agent::{
     config::{CarrierChoice, Cluster, Config},
     identity::Identities,
     roles::{
-        Role, Roles,
+        Roles,
         kube_aad_proxy::{
-            KubeAadProxy,
+            self, KubeAadProxy,
             authenticate::Authenticator,
             authorize::Authorizer,
             dial::{Apiserver, access::Access},
@@ -118,7 +118,7 @@ async fn build(plan: &Plan, tasks: &TaskGroup, status: &Arc<StatusBoard>) -> any
     let (names, sessions) = (Names::new(&config.impersonation), Sessions::new(config.outlive_token));
     let proxy = KubeAadProxy::new(Arc::clone(&authenticator), authorizer, apiserver, names, sessions);
     tasks.spawn("issuers", async move { authenticator.keep_fresh().await });
-    let server = Server::new(Roles::new(vec![Arc::new(proxy) as Arc<dyn Role>]), config.streams_max);
+    let server = Server::new(Roles::new(vec![kube_aad_proxy::ENTRY.named(Arc::new(proxy))]), config.streams_max);
     let carrier = config.gateway.carrier;
     Ok(Tunnels::new(Arc::new(connector), carrier, server, Arc::clone(status), config.drain_grace))
 }

@@ -11,6 +11,7 @@ use futures_util::future::BoxFuture;
 use http::StatusCode;
 use serde_json::{Map, Value, json};
 use types::{
+    agent_api::deployments,
     api::ErrorDetail,
     window::{self, HOURS_MAX, Schedule},
 };
@@ -156,7 +157,7 @@ impl Kind for Extensions {
     fn follows(&self) -> Option<Followed> {
         Some(Followed {
             name: NAME,
-            agent: "extension-manager",
+            agent: deployments::EXTENSION_MANAGER,
             code: "ExtensionOperationFailed",
             show: "towline extension show",
             renew: "towline extension update --protected",

@@ -7,7 +7,10 @@ pub mod rules;
 
 use futures_util::future::BoxFuture;
 use serde_json::{Map, Value};
-use types::{agent_api::compliance, api::ErrorDetail};
+use types::{
+    agent_api::{compliance, deployments},
+    api::ErrorDetail,
+};
 
 use super::{
     Acting, Brought, Kind, Place, Showing, Writing,
@@ -262,7 +265,7 @@ impl Kind for FluxConfigurations {
     fn follows(&self) -> Option<Followed> {
         Some(Followed {
             name: NAME,
-            agent: "fluxconfig-agent",
+            agent: deployments::FLUXCONFIG_AGENT,
             code: "FluxConfigurationOperationFailed",
             show: "towline flux show",
             renew: "towline flux update",

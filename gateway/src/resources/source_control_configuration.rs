@@ -5,7 +5,7 @@
 use futures_util::future::BoxFuture;
 use http::StatusCode;
 use serde_json::{Map, Value, json};
-use types::{api::ErrorDetail, operator_params::OperatorParams};
+use types::{agent_api::deployments, api::ErrorDetail, operator_params::OperatorParams};
 
 use super::{
     Brought, Kind, Place, Showing, Writing, filter,
@@ -122,7 +122,7 @@ impl Kind for SourceControlConfigurations {
     fn follows(&self) -> Option<Followed> {
         Some(Followed {
             name: NAME,
-            agent: "fluxconfig-agent",
+            agent: deployments::FLUXCONFIG_AGENT,
             code: "SourceControlConfigurationOperationFailed",
             show: "towline flux source-control show",
             renew: "towline rest --method put",

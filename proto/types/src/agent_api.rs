@@ -27,6 +27,24 @@ pub const MINORS_BEHIND: u64 = 1;
 /// Largest body of a message either way, in bytes, but for metrics and logs.
 pub const BODY_BYTES: usize = 256 * 1024;
 
+/// Deployments of the agents, as clusters have them and as agents and gateway name them to each other and to people.
+pub mod deployments {
+    /// Holds users' tunnel.
+    pub const CLUSTERCONNECT_AGENT: &str = "clusterconnect-agent";
+    /// Has a certificate, reports facts, fetches what is wanted.
+    pub const CONTROLLER_MANAGER: &str = "controller-manager";
+    /// Installs extensions.
+    pub const EXTENSION_MANAGER: &str = "extension-manager";
+    /// Applies flux configurations.
+    pub const FLUXCONFIG_AGENT: &str = "fluxconfig-agent";
+    /// Sends what Flux's controllers log.
+    pub const FLUX_LOGS_AGENT: &str = "flux-logs-agent";
+    /// Answers the apiserver's questions of who somebody is and what they may do.
+    pub const GUARD: &str = "guard";
+    /// Replaces the agents by newer ones.
+    pub const UPGRADER: &str = "upgrader";
+}
+
 /// Paths below [`ENROLMENT_PREFIX`].
 pub mod enrolment_paths {
     /// POST [`super::ChallengeRequest`] → [`super::Challenge`].

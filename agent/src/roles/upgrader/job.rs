@@ -93,7 +93,7 @@ pub fn manifest(upgrader: &Deployment, namespace: &str, work: &Work) -> Value {
         Work::Finish { window, timeout } => (seconds(window), seconds(timeout)),
     };
     let mut run = texts(&["upgrade", "run", "--namespace", namespace, "--window", &window, "--timeout", &timeout]);
-    let mut labels = json!({"app.kubernetes.io/name": NAME, "app.kubernetes.io/managed-by": "upgrader"});
+    let mut labels = json!({"app.kubernetes.io/name": NAME, "app.kubernetes.io/managed-by": super::NAME});
     if let Work::Upgrade(plan) = work {
         let gather = texts(&["upgrade", "gather", "--namespace", namespace, "--out", &told]);
         let mut render = texts(&["upgrade", "render", "--namespace", namespace, "--told", &told, "--out", &file]);

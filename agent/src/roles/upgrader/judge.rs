@@ -3,6 +3,8 @@
 use ::catalogue::version::Version;
 use types::agent_api::MINORS_BEHIND;
 
+use crate::config::Deployment;
+
 /// What is known of the agents that run.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct There {
@@ -85,7 +87,7 @@ pub fn judge(wanted: Option<&str>, running: &str, there: &There) -> Judged {
         None => None,
         Some(image) => match repository(image, &there.installed) {
             Some(repository) => Some(repository),
-            None => return refused("Image", pinned("extension-manager", image, wanted)),
+            None => return refused("Image", pinned(Deployment::ExtensionManager.name(), image, wanted)),
         },
     };
     Judged::Begin(wanted.to_owned(), Images { agent, extension_manager })

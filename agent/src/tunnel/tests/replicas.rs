@@ -128,7 +128,7 @@ struct Played {
 
 impl Played {
     fn start(site: &Arc<Site>, most: usize) -> Self {
-        let roles: Vec<Arc<dyn Role>> = vec![Arc::new(Echo)];
+        let roles = vec![echo::ENTRY.named(Arc::new(Echo))];
         let server = Server::new(Roles::new(roles), 100);
         let (choice, grace) = (CarrierChoice::Pinned(Http2), Duration::from_secs(30));
         let tunnels = Tunnels::new(site.clone(), choice, server, Arc::default(), grace).to_replicas(most);

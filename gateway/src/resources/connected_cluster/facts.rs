@@ -2,6 +2,7 @@
 //! what an agent found out by heuristics.
 
 use serde_json::{Map, Value, json};
+use types::agent_api::{deployments, upgrade_states};
 
 use super::OLD;
 use crate::{cluster::upgrade::PROPERTY, skew};
@@ -60,14 +61,14 @@ pub fn show(properties: &mut Map<String, Value>, facts: &Value, version: &str) {
 /// What does not work of an upgrade, as an error of the agents; nothing where all is well.
 fn upgrade_error(upgrade: &Value) -> Option<Value> {
     let severity = match upgrade["state"].as_str()? {
-        types::agent_api::upgrade_states::ROLLED_BACK | types::agent_api::upgrade_states::FAILED => "Error",
-        types::agent_api::upgrade_states::WAITING => "Warning",
+        upgrade_states::ROLLED_BACK | upgrade_states::FAILED => "Error",
+        upgrade_states::WAITING => "Warning",
         _ => return None,
     };
     let text = |name: &str| upgrade[name].as_str().unwrap_or_default();
     let message =
         format!("upgrade to {}: {} ({}): {}", text("version"), text("state"), text("reason"), text("message"));
-    Some(json!({"message": message, "severity": severity, "component": "upgrader", "time": upgrade["time"]}))
+    Some(json!({"message": message, "severity": severity, "component": deployments::UPGRADER, "time": upgrade["time"]}))
 }
 
 /// A client that sends back what it read has not written what an agent found: that stays unknown, and what is found
@@ -152,7 +153,10 @@ mod tests {
             });
             assert_eq!(properties["miscellaneousProperties"], expected);
             let errors = &properties["arcAgentProfile"]["agentErrors"];
-            assert_eq!((&errors[0]["severity"], &errors[0]["component"]), (&json!(severity), &json!("upgrader")));
+            assert_eq!(
+                (&errors[0]["severity"], &errors[0]["component"]),
+                (&json!(severity), &json!(deployments::UPGRADER))
+            );
             let message = errors[0]["message"].as_str().unwrap();
             assert_eq!(message, format!("upgrade to 0.3.0: {state} (ImagePull): no such image"));
             assert_eq!(errors[1], json!({"message": "other"}));
