@@ -46,7 +46,7 @@ pub enum IdentityError {
     #[error("{0}")]
     Load(&'static str, #[source] certs::LoadError),
     /// The certificate is not an agent's.
-    #[error("the certificate")]
+    #[error("the certificate is not one of an agent")]
     Peer(#[source] certs::PeerError),
     /// It is of another cluster.
     #[error("the certificate is of {found}, and this agent is of {wanted}")]

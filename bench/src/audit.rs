@@ -39,7 +39,8 @@ pub fn main(args: &Args) -> anyhow::Result<()> {
 }
 
 fn dropped(admin: SocketAddr) -> anyhow::Result<u64> {
-    let mut stream = TcpStream::connect_timeout(&admin, PATIENCE).with_context(|| format!("connect to {admin}"))?;
+    let mut stream =
+        TcpStream::connect_timeout(&admin, PATIENCE).with_context(|| format!("cannot connect to {admin}"))?;
     stream.set_read_timeout(Some(PATIENCE))?;
     // Of this version the end of the connection is that of the answer.
     stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n")?;

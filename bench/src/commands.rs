@@ -212,7 +212,7 @@ impl Session {
         let mut command = plan.command(&["exec", "--stdin", "--namespace", "default", NAME, "--", "cat"]);
         let websocket = if upgrade == Upgrade::Websocket { "true" } else { "false" };
         command.env("KUBECTL_REMOTE_COMMAND_WEBSOCKETS", websocket).stdin(Stdio::piped());
-        let mut child = command.spawn().context("start kubectl")?;
+        let mut child = command.spawn().context("cannot start kubectl")?;
         let told = child.stdin.take().context("standard input is piped")?;
         let lines = BufReader::new(child.stdout.take().context("standard output is piped")?).lines();
         let mut this = Self { child, told, lines };

@@ -149,7 +149,7 @@ async fn dial(address: &str, name: &str, ca: &Path, protocol: &[u8]) -> anyhow::
     let mut tls =
         rustls::ClientConfig::builder().with_root_certificates(certificates::roots(ca)?).with_no_client_auth();
     tls.alpn_protocols = vec![protocol.to_vec()];
-    let tcp = TcpStream::connect(address).await.with_context(|| format!("connect to {address}"))?;
+    let tcp = TcpStream::connect(address).await.with_context(|| format!("cannot connect to {address}"))?;
     tcp.set_nodelay(true)?;
     TlsConnector::from(Arc::new(tls)).connect(name, tcp).await.context("TLS")
 }

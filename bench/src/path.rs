@@ -319,7 +319,7 @@ impl Bench {
                 towline::start(self, upstream, kind, scene.crowd).await
             }
         }
-        .with_context(|| format!("start {}", kind.name()))
+        .with_context(|| format!("cannot start {}", kind.name()))
     }
 
     /// The real apiserver, brought up when it is first asked for.

@@ -68,7 +68,7 @@ impl Program {
     fn spawn(name: &str, command: std::process::Command, log: &Path, out: Stdio) -> anyhow::Result<Self> {
         let mut command = Command::from(command);
         command.stdin(Stdio::null()).stdout(out).stderr(file(log)?).kill_on_drop(true);
-        let child = command.spawn().with_context(|| format!("start {name}: {command:?}"))?;
+        let child = command.spawn().with_context(|| format!("cannot start {name}: {command:?}"))?;
         Ok(Self { child, log: log.to_owned(), name: name.to_owned() })
     }
 
@@ -145,7 +145,7 @@ impl Dialogue {
     pub fn start(name: &str, command: std::process::Command) -> anyhow::Result<Self> {
         let mut command = Command::from(command);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
-        let mut child = command.spawn().with_context(|| format!("start {name}: {command:?}"))?;
+        let mut child = command.spawn().with_context(|| format!("cannot start {name}: {command:?}"))?;
         let told = Some(child.stdin.take().context("standard input is piped")?);
         let lines = BufReader::new(child.stdout.take().context("standard output is piped")?).lines();
         Ok(Self { name: name.to_owned(), child, told, lines })

@@ -487,7 +487,8 @@ mod tests {
 
     #[test]
     fn a_path_without_figures_says_why_in_a_line() {
-        let missing = anyhow::Error::from(Missing("rathole is not installed".to_owned())).context("start rathole");
+        let missing =
+            anyhow::Error::from(Missing("rathole is not installed".to_owned())).context("cannot start rathole");
         assert_eq!(why(&missing), "rathole is not installed");
         let broken =
             anyhow::anyhow!("within 30s: {{}}\ngateway runs; its log ends with:\nx").context("h2 does not answer");

@@ -82,7 +82,7 @@ pub struct Args {
 #[tokio::main(flavor = "current_thread")]
 pub async fn run(args: &Args) -> anyhow::Result<()> {
     let acceptor = acceptor(&args.certificate, &args.key)?;
-    let listener = TcpListener::bind(args.listen).await.with_context(|| format!("listen at {}", args.listen))?;
+    let listener = TcpListener::bind(args.listen).await.with_context(|| format!("cannot listen at {}", args.listen))?;
     crate::print::say(&listener.local_addr()?.to_string());
     serve(&listener, &acceptor).await
 }

@@ -146,7 +146,7 @@ impl Account {
             let pem = std::fs::read_to_string(file);
             let pem = pem.with_context(|| format!("--ca: cannot read {}", file.display())).map_err(Failure::usage)?;
             Roots::from_pem(pem.as_bytes())
-                .with_context(|| format!("--ca {}", file.display()))
+                .with_context(|| format!("--ca: cannot use {}", file.display()))
                 .map_err(Failure::usage)?;
             Outcome::Ok(pem)
         };

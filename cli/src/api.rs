@@ -238,7 +238,7 @@ impl Api {
                         "warning: the change is made, but not every gateway has confirmed it yet: {names}. What it takes away may still be allowed there for a moment"
                     ));
                 }
-                return Ok(read(answer).context("the gateway's answer")?);
+                return Ok(read(answer).context("cannot read the gateway's answer")?);
             }
             if status == StatusCode::UNAUTHORIZED && !renewed && !call.is_nobodys {
                 renewed = true;

@@ -94,8 +94,10 @@ impl Kubernetes {
     /// When it cannot be read, or has no such context.
     pub async fn open(file: Option<&Path>, context: Option<&str>) -> anyhow::Result<Self> {
         let mut kubeconfig = match file {
-            Some(file) => Kubeconfig::read_from(file).with_context(|| format!("the kubeconfig {}", file.display()))?,
-            None => Kubeconfig::read().context("the kubeconfig")?,
+            Some(file) => {
+                Kubeconfig::read_from(file).with_context(|| format!("cannot read the kubeconfig {}", file.display()))?
+            }
+            None => Kubeconfig::read().context("cannot read the kubeconfig")?,
         };
         agent::roles::kubeconfig::unwrap_data(&mut kubeconfig);
         let context = context
@@ -106,7 +108,7 @@ impl Kubernetes {
         let options = KubeConfigOptions { context: Some(context.clone()), ..KubeConfigOptions::default() };
         let mut config = Config::from_custom_kubeconfig(kubeconfig, &options)
             .await
-            .with_context(|| format!("context {context} of the kubeconfig"))?;
+            .with_context(|| format!("cannot use context {context} of the kubeconfig"))?;
         agent::roles::kubeconfig::certificate(&config.auth_info)
             .map_err(|why| anyhow!("context {context} of the kubeconfig: {why}"))?;
         // HTTPS_PROXY is for what is far away, and NO_PROXY is not known here: what is said of this cluster counts.
@@ -115,7 +117,8 @@ impl Kubernetes {
         config.read_timeout = Some(ANSWER_TIMEOUT);
         let server = config.cluster_url.to_string();
         let server_name = config.tls_server_name.clone();
-        let client = Client::try_from(config).with_context(|| format!("context {context} of the kubeconfig"))?;
+        let client =
+            Client::try_from(config).with_context(|| format!("cannot use context {context} of the kubeconfig"))?;
         Ok(Self { client, context, server, server_name, minor: 0 })
     }
 

@@ -266,7 +266,7 @@ pub fn holder(token: &Token) -> (Option<String>, String) {
 /// Reads PEM of authorities.
 pub fn read_ca(option: &str, file: &Path) -> anyhow::Result<String> {
     let pem = std::fs::read_to_string(file).with_context(|| format!("{option}: cannot read {}", file.display()))?;
-    certs::Roots::from_pem(pem.as_bytes()).with_context(|| format!("{option} {}", file.display()))?;
+    certs::Roots::from_pem(pem.as_bytes()).with_context(|| format!("{option}: cannot use {}", file.display()))?;
     Ok(pem)
 }
 

@@ -96,7 +96,7 @@ fn to_stdout(text: &str) -> Outcome<()> {
 /// # Errors
 /// When a map has keys that are no texts.
 pub fn json(value: &Value) -> anyhow::Result<String> {
-    Ok(escape_json(&serde_json::to_string_pretty(value).context("JSON")?))
+    Ok(escape_json(&serde_json::to_string_pretty(value).context("cannot write the answer as JSON")?))
 }
 
 /// A value as JSON on one line, which steers no terminal.

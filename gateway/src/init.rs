@@ -59,10 +59,10 @@ pub enum InitError {
     #[error("{} is there already: it is a gateway's, and stays as it is; choose another --directory", .0.display())]
     Exists(PathBuf),
     /// The certificate authority cannot be made, or cannot issue a certificate.
-    #[error("the certificate authority")]
+    #[error("cannot make the certificate authority, or issue a certificate")]
     Authority(#[from] AuthorityError),
     /// Files of certificates.
-    #[error("the certificates")]
+    #[error("cannot read or write the certificates")]
     Certificates(#[from] LoadError),
     /// The certificate or key of `--certificate` and `--key`.
     #[error("--certificate and --key cannot be used: {0}")]
@@ -71,10 +71,10 @@ pub enum InitError {
     #[error(transparent)]
     File(#[from] FileError),
     /// The service principal of the owner cannot be made.
-    #[error("the owner")]
+    #[error("cannot make the owner's service principal")]
     Principals(#[from] PrincipalsError),
     /// The key that tokens are signed with.
-    #[error("the issuer's key")]
+    #[error("cannot make the issuer's key")]
     Keys(#[from] KeysError),
     /// The operating system gave no random bytes.
     #[error(transparent)]

@@ -117,19 +117,19 @@ pub struct IssuerSettings {
 #[derive(Debug, thiserror::Error)]
 pub enum IssuerError {
     /// The keys could not be read or made.
-    #[error("the built-in issuer's keys")]
+    #[error("cannot read or make the built-in issuer's keys")]
     Keys(#[from] KeysError),
     /// The users could not be read.
-    #[error("the built-in issuer's users")]
+    #[error("cannot read the built-in issuer's users")]
     Users(#[from] UsersError),
     /// The service principals could not be read.
-    #[error("the built-in issuer's service principals")]
+    #[error("cannot read the built-in issuer's service principals")]
     Principals(#[from] PrincipalsError),
     /// The operating system gave no random bytes.
     #[error(transparent)]
     Random(#[from] guid::NoRandom),
     /// The refresh tokens could not be read.
-    #[error("the built-in issuer's refresh tokens")]
+    #[error("cannot read the built-in issuer's refresh tokens")]
     Refresh(#[from] FileError),
     /// The keys are not there, and what was used with them is.
     #[error(

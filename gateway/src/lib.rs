@@ -185,7 +185,7 @@ pub enum BuildError {
     #[error(transparent)]
     Issuer(#[from] issuer::IssuerError),
     /// The store of the resource API.
-    #[error("the store of the resource API")]
+    #[error("cannot use the store of the resource API")]
     Store(#[from] store::StoreError),
     /// The key of protected settings.
     #[error("the key that protected settings are encrypted with ([api].store_key_file)")]

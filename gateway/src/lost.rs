@@ -33,13 +33,13 @@ pub enum LostError {
     #[error("{} cannot be put aside", .0.display())]
     Aside(PathBuf, #[source] io::Error),
     /// The new key.
-    #[error("the new key")]
+    #[error("cannot make the new key of the store")]
     Protect(#[from] ProtectError),
     /// The new key.
-    #[error("the new key")]
+    #[error("cannot make the issuer's new key")]
     Keys(#[from] KeysError),
     /// The new key, or what has the old one.
-    #[error("the new key")]
+    #[error("cannot keep the issuer's new key")]
     Kept(#[from] KeptError),
     /// A key of the store that is there.
     #[error("the store has the issuer's signing key: nothing is lost, and nothing was changed")]

@@ -30,10 +30,10 @@ const KEY_FILE: &str = "names.key";
 #[derive(Debug, thiserror::Error)]
 pub enum NamedError {
     /// The authority cannot issue the certificate.
-    #[error("the certificate of clusters' server names")]
+    #[error("cannot issue the certificate of clusters' server names")]
     Authority(#[from] AuthorityError),
     /// The authority's file.
-    #[error("the certificate of clusters' server names")]
+    #[error("cannot read or write the certificate of clusters' server names")]
     Load(#[from] LoadError),
 }
 

@@ -142,13 +142,13 @@ pub enum OwnersError {
     #[error("the store has no subscription yet: start the gateway once")]
     NotStarted,
     /// The service principals of the built-in issuer cannot be read or changed.
-    #[error("the service principals")]
+    #[error("cannot read or change the service principals")]
     Principals(#[from] PrincipalsError),
     /// The accounts of the built-in issuer cannot be read.
-    #[error("the accounts of the built-in issuer")]
+    #[error("cannot read the accounts of the built-in issuer")]
     Kept(#[from] KeptError),
     /// The store cannot be read or changed.
-    #[error("the store")]
+    #[error("cannot read or change the store")]
     Store(#[from] StoreError),
     /// The operating system gave no random bytes.
     #[error(transparent)]

@@ -51,10 +51,10 @@ pub enum RenewError {
     #[error("cannot issue a certificate")]
     Authority(#[from] AuthorityError),
     /// What has the owner's service principal.
-    #[error("the owner")]
+    #[error("cannot renew the owner's service principal")]
     Kept(#[from] KeptError),
     /// The service principal of the owner cannot be read or changed.
-    #[error("the owner")]
+    #[error("cannot renew the owner's service principal")]
     Principals(#[from] PrincipalsError),
 }
 

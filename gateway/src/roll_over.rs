@@ -71,22 +71,22 @@ pub enum RollOverError {
     )]
     NoStore,
     /// Files of certificates.
-    #[error("the certificates")]
+    #[error("cannot read or write the certificates")]
     Certificates(#[from] LoadError),
     /// A key that could not take its place.
     #[error("{0} cannot be put in its place, or removed")]
     Key(PathBuf, #[source] std::io::Error),
     /// Making the new one.
-    #[error("the certificate authority")]
+    #[error("cannot make the new certificate authority")]
     Authority(#[from] AuthorityError),
     /// The gateway's own certificate.
-    #[error("the gateway's own certificate")]
+    #[error("cannot issue the gateway's own certificate anew")]
     Renew(#[from] RenewError),
     /// The certificate of clusters' server names.
     #[error(transparent)]
     Named(#[from] NamedError),
     /// The store cannot be opened, read or changed.
-    #[error("the store")]
+    #[error("cannot read or change the store")]
     Store(#[from] StoreError),
 }
 

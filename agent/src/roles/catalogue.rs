@@ -68,7 +68,7 @@ pub struct Pinned {
 #[derive(Debug, thiserror::Error)]
 pub enum KeysError {
     /// It cannot be read.
-    #[error("the catalogue's key {}", .path.display())]
+    #[error("cannot read the catalogue's key {}", .path.display())]
     File {
         /// The file, as the settings name it.
         path: PathBuf,
@@ -77,7 +77,7 @@ pub enum KeysError {
         source: std::io::Error,
     },
     /// It holds no key.
-    #[error("the catalogue's key {}", .path.display())]
+    #[error("{} does not hold a key of a catalogue", .path.display())]
     Key {
         /// The file, as the settings name it.
         path: PathBuf,

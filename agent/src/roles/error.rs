@@ -9,10 +9,10 @@ pub enum BuildError {
     #[error("cannot set up the route to the gateway")]
     Gateway(#[from] crate::tunnel::setup::SetupError),
     /// The certificate is not an agent's.
-    #[error("the agent's certificate")]
+    #[error("the certificate is not one of an agent")]
     Certificate(#[source] certs::PeerError),
     /// The certificate does not name a cluster.
-    #[error("the agent's certificate")]
+    #[error("the agent's certificate does not name a cluster")]
     ClusterId(#[source] types::ids::InvalidClusterId),
     /// Where the cluster's certificate is kept.
     #[error("cannot open the store of the cluster's certificate")]

@@ -129,7 +129,7 @@ pub enum SetupError {
     #[error("there is no way to the apiserver; set [cluster] kubeconfig, or leave [extensions] out")]
     NoApiserver,
     /// The folder of helm.
-    #[error("the folder of helm (work_dir)")]
+    #[error("cannot make helm's folder (extensions.work_dir)")]
     Folder(#[from] HelmError),
 }
 

@@ -87,7 +87,7 @@ pub enum ApiError {
     #[error(transparent)]
     Refused(#[from] Refused),
     /// Its answer is not what it must be.
-    #[error("not understood: {0}")]
+    #[error("the gateway's answer cannot be read: {0}")]
     Unreadable(String),
     /// A fault at this end.
     #[error("{0}")]

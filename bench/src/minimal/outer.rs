@@ -35,7 +35,7 @@ pub async fn run(args: &Outer) -> anyhow::Result<()> {
 }
 
 async fn listen(at: SocketAddr) -> anyhow::Result<TcpListener> {
-    TcpListener::bind(at).await.with_context(|| format!("listen at {at}"))
+    TcpListener::bind(at).await.with_context(|| format!("cannot listen at {at}"))
 }
 
 /// The connection to the site.

@@ -41,7 +41,7 @@ const CONNECTION_WINDOW: u64 = limits::CARRIER_WINDOW_BASE + limits::WINDOW_GROW
 pub fn listen(args: &Outer) -> anyhow::Result<Endpoint> {
     let builder = rustls::ServerConfig::builder_with_provider(Arc::new(cipher::quic()));
     let tls = upstream::tls(builder.with_protocol_versions(&[&TLS13])?, &args.certificate, &args.key)?;
-    let socket = UdpSocket::bind(args.tunnel).with_context(|| format!("listen at {}", args.tunnel))?;
+    let socket = UdpSocket::bind(args.tunnel).with_context(|| format!("cannot listen at {}", args.tunnel))?;
     Ok(quic::bare_listener(socket, &tls)?)
 }
 

@@ -117,7 +117,7 @@ fn proxy(url: &str, args: &OutboundArgs) -> anyhow::Result<Proxy> {
                 Some(file) => Roots::load(file)?,
                 None => Roots::public(),
             };
-            let name = ServerName::try_from(host.clone()).context("the proxy's host name")?;
+            let name = ServerName::try_from(host.clone()).context("the proxy's host name is not valid")?;
             Some((Arc::new(certs::tls::client_https(&roots)?), name))
         }
     };

@@ -95,7 +95,7 @@ impl Diagnoser {
             let ended = pods.iter().find(|pod| matches!(pod["status"]["phase"].as_str(), Some("Succeeded" | "Failed")));
             if let Some(pod) = ended {
                 let name = pod["metadata"]["name"].as_str().unwrap_or_default();
-                let log = self.cluster.log(namespace, name, 1000).await.context("the job's log")?;
+                let log = self.cluster.log(namespace, name, 1000).await.context("cannot read the job's log")?;
                 // Its last JSON line with checks: what is logged goes there too.
                 let lines = log.lines().rev().filter_map(|line| serde_json::from_str::<Value>(line).ok());
                 let found = lines.into_iter().find(|line| line["checks"].is_array());

@@ -135,8 +135,8 @@ fn apiserver(text: &str) -> Result<String, String> {
 /// PEM of the authorities that kubectl trusts.
 fn authorities(file: &Path) -> Outcome<String> {
     let pem = files::read(file)?;
-    certs::Roots::from_pem(&pem).with_context(|| format!("read {}", file.display()))?;
-    Ok(String::from_utf8(pem).with_context(|| format!("read {}", file.display()))?)
+    certs::Roots::from_pem(&pem).with_context(|| format!("cannot read {}", file.display()))?;
+    Ok(String::from_utf8(pem).with_context(|| format!("cannot read {}", file.display()))?)
 }
 
 /// Prints the entry alone for `-`, else merges it, says where, and returns the file.

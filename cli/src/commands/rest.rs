@@ -61,7 +61,7 @@ pub async fn run(args: Args) -> Outcome {
 fn body(text: &str) -> Outcome<Value> {
     let text = match text.strip_prefix('@') {
         None => text.to_owned(),
-        Some(file) => read(file).with_context(|| format!("--body @{file}")).map_err(Failure::usage)?,
+        Some(file) => read(file).with_context(|| format!("--body: cannot read {file}")).map_err(Failure::usage)?,
     };
     serde_json::from_str(&text).context("--body is not valid JSON").map_err(Failure::usage)
 }

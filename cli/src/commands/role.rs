@@ -433,7 +433,7 @@ impl Roles {
             DefinitionAction::Delete { name, yes } => {
                 let role = self.role(&scope, &name).await?;
                 confirm(&format!("Delete the role {name}?"), yes).await?;
-                let id = role["id"].as_str().context("a role without an id")?;
+                let id = role["id"].as_str().context("the gateway answered with a role that has no id")?;
                 self.api.delete(&at(id, versions::AUTHORIZATION)).await?;
                 say(&format!("deleted role {name}"));
                 Ok(())

@@ -36,12 +36,12 @@ const ACCOUNT_SECRETS: [&str; 2] = ["kubernetes.io/service-account-token", "kube
 impl Kubernetes {
     /// Applies a manifest. Tells whether the object is new.
     pub async fn apply(&self, manifest: &Value) -> anyhow::Result<(Place, bool)> {
-        let place = Place::of_manifest(manifest).context("a manifest of an unknown kind")?;
-        let was_there = self.get(&place).await.with_context(|| format!("read {place}"))?.is_some();
+        let place = Place::of_manifest(manifest).context("a manifest is of an unknown kind")?;
+        let was_there = self.get(&place).await.with_context(|| format!("cannot read {place}"))?.is_some();
         let params = PatchParams::apply(MANAGER).force();
         let api = self.api(&place);
         let applied = api.patch(&place.name, &params, &Patch::Apply(manifest)).await.map_err(Error::from);
-        applied.with_context(|| format!("apply {place}"))?;
+        applied.with_context(|| format!("cannot apply {place}"))?;
         Ok((place, !was_there))
     }
 
@@ -52,14 +52,14 @@ impl Kubernetes {
             let settings = manifests.iter().find(|one| one["kind"] == "ConfigMap" && one["metadata"]["name"] == name);
             let place = Place::within(place::DEPLOYMENT, namespace, name);
             let Some(settings) = settings else { continue };
-            if self.get(&place).await.with_context(|| format!("read {place}"))?.is_none() {
+            if self.get(&place).await.with_context(|| format!("cannot read {place}"))?.is_none() {
                 continue;
             }
             let digest = digest::digest(&digest::SHA256, settings["data"].to_string().as_bytes());
             let annotations = json!({"towline.io/settings": types::ids::hex(digest.as_ref())});
             let patch = json!({"spec": {"template": {"metadata": {"annotations": annotations}}}});
             let patched = self.api(&place).patch(name, &PatchParams::default(), &Patch::Merge(patch)).await;
-            patched.map(drop).map_err(Error::from).with_context(|| format!("restart {place}"))?;
+            patched.map(drop).map_err(Error::from).with_context(|| format!("cannot restart {place}"))?;
         }
         Ok(())
     }
@@ -91,7 +91,7 @@ impl Kubernetes {
                 Ok(_) => return Ok(()),
                 Err(error) if error.is_missing() => return Ok(()),
                 Err(error) if error.is_passing() && begun.elapsed() < PATIENCE => tokio::time::sleep(PAUSE).await,
-                Err(error) => return Err(anyhow!(error).context(format!("delete {place}"))),
+                Err(error) => return Err(anyhow!(error).context(format!("cannot delete {place}"))),
             }
         }
     }
@@ -107,7 +107,7 @@ impl Kubernetes {
                 Ok(None) => return Ok(()),
                 // An apiserver that has no answer for a moment is asked again as one that still has the object.
                 Err(error) if error.is_passing() && !late => Value::Null,
-                Err(error) => return Err(anyhow!(error).context(format!("read {place}"))),
+                Err(error) => return Err(anyhow!(error).context(format!("cannot read {place}"))),
             };
             if late || looked.elapsed() > SILENT {
                 looked = Instant::now();
@@ -167,7 +167,7 @@ impl Kubernetes {
         match api.patch(&place.name, &PatchParams::default(), &Patch::Merge(&patch)).await.map_err(Error::from) {
             Ok(_) => Ok(()),
             Err(error) if error.is_missing() => Ok(()),
-            Err(error) => Err(anyhow!(error).context(format!("remove the finalizers of {place}"))),
+            Err(error) => Err(anyhow!(error).context(format!("cannot remove the finalizers of {place}"))),
         }
     }
 
@@ -176,7 +176,8 @@ impl Kubernetes {
         let mut found = Vec::new();
         for kind in place::KEPT {
             let all = Place::within(*kind, namespace, "");
-            let listed = self.list(&all, "").await.with_context(|| format!("list {} in {namespace}", kind.plural))?;
+            let listed =
+                self.list(&all, "").await.with_context(|| format!("cannot list {} in {namespace}", kind.plural))?;
             for object in listed {
                 let name = object["metadata"]["name"].as_str().unwrap_or_default();
                 let going = !object["metadata"]["deletionTimestamp"].is_null();

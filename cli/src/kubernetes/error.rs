@@ -115,7 +115,7 @@ mod tests {
         let shown = chain(&error);
         assert_eq!(shown, format!("{message} (403 Forbidden)"));
         assert!(error.is_forbidden() && error.hint().unwrap().contains("cluster administrator"));
-        let failure = crate::failure::Failure::from(anyhow::Error::from(error).context("look for agents"));
+        let failure = crate::failure::Failure::from(anyhow::Error::from(error).context("cannot look for agents"));
         let failure = format!("{:#}", failure.into_error());
         assert_eq!(failure.matches("forbidden").count(), 1, "{failure}");
         assert!(!failure.contains("Status") && !failure.contains("ApiError"), "{failure}");

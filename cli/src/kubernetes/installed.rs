@@ -71,14 +71,15 @@ impl Kubernetes {
     /// resource, and are not told of.
     pub async fn installed(&self) -> anyhow::Result<Option<Installed>> {
         let labels = format!("app.kubernetes.io/name=towline-agent,app.kubernetes.io/component={AGENT}");
-        let maps = self.list(&Place::of(CONFIG_MAP, ""), &labels).await.context("look for agents that are there")?;
+        let maps =
+            self.list(&Place::of(CONFIG_MAP, ""), &labels).await.context("cannot look for agents that are there")?;
         if maps.is_empty() {
             return Ok(None);
         }
         // Whoever may write in some namespace can make such a ConfigMap; the agents' rights only the cluster's
         // administrators give. Where these are is where the agents are.
         let bindings = self.list(&Place::of(CLUSTER_ROLE_BINDING, ""), "app.kubernetes.io/name=towline-agent").await;
-        let bindings = bindings.context("look for agents that are there")?;
+        let bindings = bindings.context("cannot look for agents that are there")?;
         let has_rights = |namespace: &str| {
             let subjects = bindings.iter().filter_map(|binding| binding["subjects"].as_array()).flatten();
             { subjects }.any(|subject| subject["kind"] == "ServiceAccount" && subject["namespace"] == namespace)
@@ -120,14 +121,14 @@ impl Kubernetes {
     /// How far the last upgrade of the agents is; none where there was none, or they do not upgrade themselves.
     pub async fn upgrade_state(&self, namespace: &str) -> anyhow::Result<Option<State>> {
         let place = Place::within(CONFIG_MAP, namespace, state::OBJECT);
-        let map = self.get(&place).await.with_context(|| format!("read {place}"))?.unwrap_or_default();
+        let map = self.get(&place).await.with_context(|| format!("cannot read {place}"))?.unwrap_or_default();
         Ok(map["data"][state::STATE].as_str().and_then(|text| serde_json::from_str(text).ok()))
     }
 
     /// The onboarding key that is there.
     pub async fn onboarding_key(&self, namespace: &str) -> anyhow::Result<Option<SecretString>> {
         let place = Place::within(SECRET, namespace, ONBOARDING_SECRET);
-        let secret = self.get(&place).await.with_context(|| format!("read {place}"))?.unwrap_or_default();
+        let secret = self.get(&place).await.with_context(|| format!("cannot read {place}"))?.unwrap_or_default();
         let bytes = secret["data"]["key.pem"].as_str().and_then(|text| BASE64.decode(text).ok());
         Ok(bytes.and_then(|bytes| String::from_utf8(bytes).ok()).map(SecretString::from))
     }
@@ -197,7 +198,7 @@ impl Kubernetes {
             all.extend(self.extension_secrets(namespace).await);
         }
         for place in all.iter().filter(|place| !applied.contains(place)) {
-            if self.get(place).await.with_context(|| format!("read {place}"))?.is_some() {
+            if self.get(place).await.with_context(|| format!("cannot read {place}"))?.is_some() {
                 self.delete(place).await?;
             }
         }

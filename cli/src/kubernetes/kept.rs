@@ -173,7 +173,7 @@ impl Kubernetes {
     async fn told(&self, namespace: &str, with_secrets: bool) -> anyhow::Result<Told> {
         let read = async |kind, name: &str| {
             let place = Place::within(kind, namespace, name);
-            let found = self.get(&place).await.with_context(|| format!("read {place}"))?;
+            let found = self.get(&place).await.with_context(|| format!("cannot read {place}"))?;
             anyhow::Ok(found.unwrap_or_default())
         };
         Ok(Told {
@@ -296,7 +296,8 @@ impl Told {
 
     /// An issuer in the chart's form, its files as texts.
     fn issuer(&self, issuer: &toml::Value) -> anyhow::Result<Value> {
-        let table = issuer.as_table().context("an issuer in the configuration of the agents that are there")?;
+        let table =
+            issuer.as_table().context("an issuer in the configuration of the agents that are there is not a table")?;
         let mut made = Map::new();
         for (key, value) in table {
             let (name, is_file) = match key.as_str() {
@@ -394,7 +395,7 @@ fn camel(key: &str) -> String {
 
 fn config(map: &Value) -> anyhow::Result<toml::Table> {
     let text = map["data"][CONFIG_FILE].as_str().unwrap_or_default();
-    text.parse().context("the configuration of the agents that are there")
+    text.parse().context("cannot read the configuration of the agents that are there")
 }
 
 fn word(table: Option<&toml::Value>, key: &str) -> String {

@@ -165,7 +165,7 @@ impl Kubernetes {
             let spec = SelfSubjectAccessReviewSpec { resource_attributes: Some(attributes), ..Default::default() };
             let review = SelfSubjectAccessReview { spec, ..SelfSubjectAccessReview::default() };
             let answer = api.create(&PostParams::default(), &review).await.map_err(Error::from);
-            let answer = answer.context("ask what may be done here")?;
+            let answer = answer.context("cannot ask what may be done here")?;
             if !answer.status.is_some_and(|status| status.allowed) {
                 missing.push(right);
             }

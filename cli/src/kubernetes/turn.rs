@@ -117,7 +117,7 @@ impl Turn {
                     return Ok(false);
                 }
                 // Whether it was made is not known.
-                _ => return Err(anyhow!(error).context(format!("make {}", self.place))),
+                _ => return Err(anyhow!(error).context(format!("cannot make {}", self.place))),
             },
             Err(error) if error.is_missing() && !error.is_of_missing_namespace(&namespace) => {
                 self.state = State::NoLeases;
@@ -125,7 +125,7 @@ impl Turn {
             }
             Err(error) => {
                 self.state = State::Idle;
-                return Err(anyhow!(error).context(format!("make {}", self.place)));
+                return Err(anyhow!(error).context(format!("cannot make {}", self.place)));
             }
         };
         self.state = State::Held(uid.clone());
@@ -183,7 +183,7 @@ impl Turn {
 
     /// The uid of the Lease, if it is this run's.
     async fn own(&self) -> anyhow::Result<Option<String>> {
-        let there = self.cluster.get(&self.place).await.with_context(|| format!("read {}", self.place))?;
+        let there = self.cluster.get(&self.place).await.with_context(|| format!("cannot read {}", self.place))?;
         Ok(there.filter(|lease| lease["spec"]["holderIdentity"] == self.run.as_str()).as_ref().map(uid_of))
     }
 }
@@ -209,7 +209,7 @@ impl Kubernetes {
         match self.api(place).delete(&place.name, &params).await.map_err(Error::from) {
             Ok(_) => Ok(()),
             Err(error) if error.is_missing() || error.is_conflict() => Ok(()),
-            Err(error) => Err(anyhow!(error).context(format!("delete {place}"))),
+            Err(error) => Err(anyhow!(error).context(format!("cannot delete {place}"))),
         }
     }
 
@@ -223,7 +223,9 @@ impl Kubernetes {
         let mut first: Option<Value> = None;
         let end = tokio::time::Instant::now() + GONE;
         loop {
-            let Some(now) = self.get(place).await.with_context(|| format!("read {place}"))? else { return Ok(None) };
+            let Some(now) = self.get(place).await.with_context(|| format!("cannot read {place}"))? else {
+                return Ok(None);
+            };
             let then = first.get_or_insert_with(|| now.clone());
             let is_same = |part: &str, name: &str| then[part][name] == now[part][name];
             if !is_same("metadata", "uid") || !is_same("spec", "renewTime") {

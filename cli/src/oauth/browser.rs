@@ -38,11 +38,12 @@ pub async fn sign_in(
     prompt: Option<&str>,
 ) -> Outcome<Answer> {
     let authorize = endpoints.authorize.as_deref().context("the issuer has no page to sign in at")?;
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.context("a port for the browser's answer")?;
+    let listener =
+        TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.context("cannot listen for the browser's answer")?;
     let redirect_uri = format!("http://127.0.0.1:{}/", listener.local_addr()?.port());
     let (verifier, state) = (random_text()?, random_text()?);
     let challenge = BASE64.encode(digest(&SHA256, verifier.as_bytes()));
-    let mut page = url::Url::parse(authorize).context("the issuer's authorization_endpoint")?;
+    let mut page = url::Url::parse(authorize).context("the issuer's authorization_endpoint is not an address")?;
     page.query_pairs_mut()
         .append_pair("response_type", "code")
         .append_pair("client_id", client_id)
@@ -87,7 +88,7 @@ fn show(page: &str) {
 /// The code that the browser brings. What does not know `state` is turned away and changes nothing.
 async fn wait(listener: &TcpListener, state: &str, issuer: &str) -> Outcome<String> {
     loop {
-        let (mut stream, _) = listener.accept().await.context("the browser's answer")?;
+        let (mut stream, _) = listener.accept().await.context("cannot take the browser's answer")?;
         let Ok(Some(target)) = timeout(HEAD_TIMEOUT, target(&mut stream)).await else { continue };
         let url = url::Url::parse("http://127.0.0.1/").and_then(|base| base.join(&target));
         let Ok(url) = url else { continue };

@@ -26,7 +26,7 @@ pub fn apply(query: &str, value: &Value) -> Outcome<Value> {
     }
     std::thread::scope(|scope| {
         let thread = std::thread::Builder::new().stack_size(STACK_BYTES).spawn_scoped(scope, || answer(query, value));
-        let answered = thread.context("--query: there is no thread for it")?.join();
+        let answered = thread.context("--query: cannot start a thread for it")?.join();
         answered.unwrap_or_else(|_| Err(Failure::usage(anyhow!("--query {query:?} cannot be answered"))))
     })
 }
@@ -40,7 +40,7 @@ fn answer(query: &str, value: &Value) -> Outcome<Value> {
     };
     let expression = jmespath::compile(query).map_err(wrong)?;
     let found = expression.search(value).map_err(wrong)?;
-    Ok(serde_json::to_value(&*found).context("--query")?)
+    Ok(serde_json::to_value(&*found).context("--query: cannot show what was found as JSON")?)
 }
 
 /// How many brackets are open at once; those in texts count too, of which nobody needs as many.

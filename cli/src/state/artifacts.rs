@@ -37,7 +37,7 @@ impl State {
         let keys = Keys::load_or_create(&self.path("issuer").join(gateway::issuer::KEYS_FILE))?;
         for cluster in &self.data.clusters {
             self.write_agent(&authority, &keys, cluster)
-                .with_context(|| format!("the files of cluster {}'s agent", cluster.name))?;
+                .with_context(|| format!("cannot write the files of cluster {}'s agent", cluster.name))?;
         }
         write_if_changed(&self.path("gateway.toml"), &self.gateway_config()?)
     }

@@ -19,7 +19,7 @@ pub fn json(node: &Node) -> anyhow::Result<Value> {
             let mut map = Map::new();
             for (key, value) in entries {
                 let key = key.as_str().ok_or_else(|| anyhow!("it has a key that is not text"))?;
-                map.insert(key.to_owned(), json(value).with_context(|| format!("the value of {key}"))?);
+                map.insert(key.to_owned(), json(value).with_context(|| format!("the value of {key} cannot be JSON"))?);
             }
             Value::Object(map)
         }

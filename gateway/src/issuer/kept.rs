@@ -10,10 +10,10 @@ use crate::{
 #[derive(Debug, thiserror::Error)]
 pub enum KeptError {
     /// The store cannot be asked or written.
-    #[error("the store of the built-in issuer's accounts and keys: {0}")]
+    #[error("cannot read or write the store of the built-in issuer's accounts and keys: {0}")]
     Store(#[from] StoreError),
     /// The key of the store.
-    #[error("the key of the store ([api] store_key_file): {0}")]
+    #[error("cannot use the key of the store ([api] store_key_file): {0}")]
     Key(#[from] ProtectError),
     /// It is sealed with another key, or was changed.
     #[error("what the store keeps of the built-in issuer ({name}) cannot be opened: {source}")]

@@ -125,7 +125,7 @@ impl Enroller {
             self.connector.open_gateway(endpoint).await.map_err(|err| unreachable(&err))?;
         let io = TlsConnector::from(tls).connect(name, tcp).await.map_err(|err| {
             let hint = "check gateway.ca_file and this machine's clock";
-            ApiError::Unreachable(format!("TLS with {authority}: {err}; {hint}"))
+            ApiError::Unreachable(format!("TLS with {authority} failed: {err}; {hint}"))
         })?;
         let (mut sender, connection) =
             hyper::client::conn::http1::handshake(TokioIo::new(io)).await.map_err(|err| unreachable(&err))?;

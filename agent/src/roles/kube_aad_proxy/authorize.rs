@@ -85,7 +85,7 @@ pub enum SnapshotError {
     #[error("azure_rbac is not configured in this cluster")]
     Off,
     /// Its statement does not hold.
-    #[error("the statement beside the snapshot of roles")]
+    #[error("the statement that signs the snapshot of roles and assignments does not hold")]
     Statement(#[from] TokenError),
     /// The statement is of another document.
     #[error("the snapshot of roles is not the one that was signed")]

@@ -275,7 +275,10 @@ fn read_key(file: &PathBuf) -> Outcome<PublicKey> {
 
 /// As `towline catalogue keys list` has it.
 fn id_of(pem: &str) -> Outcome<String> {
-    Ok(PublicKey::from_pem(pem.as_bytes()).context("a key of the catalogue of extensions")?.id().to_string())
+    Ok(PublicKey::from_pem(pem.as_bytes())
+        .context("a key of the catalogue of extensions cannot be read")?
+        .id()
+        .to_string())
 }
 
 #[cfg(test)]

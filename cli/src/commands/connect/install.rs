@@ -263,7 +263,7 @@ async fn make_namespace(prepared: &Prepared, made: &mut Made, run: &str) -> Outc
             let there = cluster.get(&place).await?;
             there.as_ref().map_or_else(|| Err(error.into()), stays)
         }
-        Err(error) => Err(anyhow!(error).context(format!("make {place}")).into()),
+        Err(error) => Err(anyhow!(error).context(format!("cannot make {place}")).into()),
     }
 }
 
@@ -308,7 +308,7 @@ async fn keep_key(prepared: &Prepared, made: &mut Made) -> Outcome<()> {
     let manifests = manifests::objects(&prepared.values, namespace);
     let manifest = manifests.iter().find(|manifest| Place::of_manifest(manifest).as_ref() == Some(&place));
     let manifest = manifest.ok_or_else(|| anyhow!("the manifests have no {place}"))?;
-    if cluster.get(&place).await.map_err(|error| anyhow!(error).context(format!("read {place}")))?.is_none() {
+    if cluster.get(&place).await.map_err(|error| anyhow!(error).context(format!("cannot read {place}")))?.is_none() {
         made.objects.push(place);
     }
     cluster.apply(manifest).await?;
@@ -347,7 +347,11 @@ async fn apply(prepared: &Prepared, made: &mut Made, interrupt: &Interrupt) -> R
     for manifest in &manifests {
         go_on(made, interrupt)?;
         let place = Place::of_manifest(manifest).ok_or_else(|| anyhow!("a manifest of an unknown kind"))?;
-        let new = cluster.get(&place).await.map_err(|error| anyhow!(error).context(format!("read {place}")))?.is_none();
+        let new = cluster
+            .get(&place)
+            .await
+            .map_err(|error| anyhow!(error).context(format!("cannot read {place}")))?
+            .is_none();
         if new {
             if place.kind == DEPLOYMENT {
                 // What its pods make.

@@ -65,10 +65,10 @@ impl OnboardingKey {
 fn pair(private: &SecretString) -> anyhow::Result<KeyPair> {
     let der = PrivatePkcs8KeyDer::from_pem_slice(private.expose_secret().as_bytes())
         .map_err(|_| anyhow!("it is not a PKCS#8 private key in PEM"))
-        .context("the onboarding key")?;
+        .context("cannot use the onboarding key")?;
     KeyPair::from_pkcs8(der.secret_pkcs8_der())
         .map_err(|_| anyhow!("it is not an RSA private key of 2048 to 8192 bits"))
-        .context("the onboarding key")
+        .context("cannot use the onboarding key")
 }
 
 fn pem(der: &[u8]) -> SecretString {

@@ -100,7 +100,7 @@ pub async fn run(
     let installed = steps.run("Looking for agents that are there", installed(&cluster)).await?;
     let namespace = installed.as_ref().map_or_else(|| args.agent.namespace.clone(), |there| there.namespace.clone());
     let place = Place::of(NAMESPACE, &namespace);
-    let there = cluster.get(&place).await.with_context(|| format!("read {place}"))?;
+    let there = cluster.get(&place).await.with_context(|| format!("cannot read {place}"))?;
     let makes_namespace = there.is_none();
     there.as_ref().map_or(Ok(()), stays)?;
     let rights = may_install(&cluster, &namespace, makes_namespace, !args.skip_network_check);
@@ -170,9 +170,10 @@ impl Prepared {
 
 fn typed_key(args: &Args) -> Outcome<Option<OnboardingKey>> {
     let Some(file) = &args.key_file else { return Ok(None) };
-    let text = std::fs::read_to_string(file).with_context(|| format!("--key-file {}", file.display()));
+    let text = std::fs::read_to_string(file).with_context(|| format!("--key-file: cannot read {}", file.display()));
     let text = text.map_err(Failure::usage)?;
-    let key = OnboardingKey::parse(text.into()).with_context(|| format!("--key-file {}", file.display()));
+    let key = OnboardingKey::parse(text.into())
+        .with_context(|| format!("--key-file: {} is not an onboarding key", file.display()));
     Ok(Some(key.map_err(Failure::usage)?))
 }
 
@@ -249,7 +250,7 @@ pub async fn reach(kube: &KubeArgs) -> Outcome<Kubernetes> {
     let version = cluster
         .version()
         .await
-        .with_context(|| format!("the apiserver {} of context {}", cluster.server, cluster.context));
+        .with_context(|| format!("cannot reach the apiserver {} of context {}", cluster.server, cluster.context));
     let version = version.hint(|| "kubectl version must work with the same kubeconfig and context".to_owned())?;
     if version.minor < MINOR_MIN {
         return Err(anyhow!("the cluster's version is {}; agents need 1.{MINOR_MIN} or later", version.text).into());
@@ -266,7 +267,7 @@ async fn nodes(cluster: &Kubernetes) -> Outcome<Option<String>> {
         Err(error) if error.is_forbidden() => {
             return Ok(Some("the nodes cannot be listed: whether one runs Linux is not known".to_owned()));
         }
-        Err(error) => return Err(anyhow!(error).context("list the nodes").into()),
+        Err(error) => return Err(anyhow!(error).context("cannot list the nodes").into()),
     };
     match judge(&nodes) {
         Ok(closed) => Ok(closed.map(|closed| format!("{closed}: the agents wait for a node"))),

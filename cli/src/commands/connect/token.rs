@@ -145,7 +145,7 @@ async fn question(api: &Api, id: &ResourceId, key: &OnboardingKey) -> Outcome<An
     let cluster: ClusterId = id.as_str().parse().with_context(|| format!("{id} is not a cluster"))?;
     let named = ChallengeRequest { cluster_id: id.as_str().to_owned() };
     let fresh = ask(api, enrolment_paths::CHALLENGE, &named).await?;
-    let fresh: Challenge = serde_json::from_value(fresh.body).context("the gateway's challenge")?;
+    let fresh: Challenge = serde_json::from_value(fresh.body).context("cannot read the gateway's challenge")?;
     let signature = key.sign(&enrolled_message(&cluster, &fresh.challenge))?;
     let question = EnrolledQuestion { cluster_id: named.cluster_id, challenge: fresh.challenge, signature };
     ask(api, enrolment_paths::ENROLLED, &question).await
@@ -168,7 +168,8 @@ async fn ask(api: &Api, path: &str, message: &impl Serialize) -> Outcome<Answer>
 
 /// As the resource API shows a cluster, of what who reads nothing is told.
 fn known_as(answer: Answer, id: &ResourceId) -> Outcome<Value> {
-    let made: TokenEnrolled = serde_json::from_value(answer.body).context("what the gateway says of the cluster")?;
+    let made: TokenEnrolled =
+        serde_json::from_value(answer.body).context("cannot read what the gateway says of the cluster")?;
     if !is_same(&made.cluster_id, id.as_str()) {
         return Err(anyhow!("the gateway made {} instead of {id}", made.cluster_id).into());
     }

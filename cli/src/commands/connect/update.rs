@@ -185,7 +185,8 @@ async fn before(cluster: &Kubernetes, manifests: &[Value]) -> Outcome<Vec<(Place
     let mut all = Vec::new();
     for manifest in manifests {
         let Some(place) = Place::of_manifest(manifest) else { continue };
-        let there = cluster.get(&place).await.map_err(|error| anyhow!(error).context(format!("read {place}")))?;
+        let there =
+            cluster.get(&place).await.map_err(|error| anyhow!(error).context(format!("cannot read {place}")))?;
         all.push((place, there.as_ref().map(to_apply_again)));
     }
     Ok(all)
@@ -195,7 +196,8 @@ async fn before(cluster: &Kubernetes, manifests: &[Value]) -> Outcome<Vec<(Place
 async fn give_rights(cluster: &Kubernetes, manifests: &[Value]) -> Outcome<()> {
     for manifest in manifests {
         let Some(place) = Place::of_manifest(manifest) else { continue };
-        let there = cluster.get(&place).await.map_err(|error| anyhow!(error).context(format!("read {place}")))?;
+        let there =
+            cluster.get(&place).await.map_err(|error| anyhow!(error).context(format!("cannot read {place}")))?;
         if there.is_some() && (is_changed(manifest) || place.kind == SECRET) {
             continue;
         }

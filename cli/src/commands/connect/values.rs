@@ -138,7 +138,7 @@ pub async fn settings(client: &Client) -> Outcome<InstallSettings> {
         let error = anyhow!("the gateway answers {} when asked for what agents need", answer.status());
         return Err(Failure::from(error).hint("is it a Towline gateway, of a version that this command fits?"));
     }
-    Ok(serde_json::from_slice(answer.body()).context("what the gateway says that agents need")?)
+    Ok(serde_json::from_slice(answer.body()).context("cannot read what the gateway says that agents need")?)
 }
 
 /// All of them, but for the private key: what was typed, over what agents that are there were told before. And what to
@@ -263,7 +263,7 @@ fn of_gateway(values: &mut Values, cluster_id: &str, settings: &InstallSettings)
     values.identity.cluster_id = cluster_id.to_owned();
     let issuers: Result<Vec<Map<String, Value>>, _> =
         settings.issuers.iter().map(|issuer| serde_json::from_value(issuer.clone())).collect();
-    values.issuers = issuers.context("the issuers that the gateway names")?;
+    values.issuers = issuers.context("cannot use the issuers that the gateway names")?;
     Ok(())
 }
 

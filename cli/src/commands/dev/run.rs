@@ -124,7 +124,8 @@ fn apply(data: &mut Data, args: &RunArgs) -> Outcome<()> {
         data.token_ttl_ms = u64::try_from(ttl.as_millis()).unwrap_or(u64::MAX).max(1000);
     }
     if let Some(file) = &args.kubeconfig {
-        let readable = std::fs::read_to_string(file).with_context(|| format!("--kubeconfig {}", file.display()));
+        let readable =
+            std::fs::read_to_string(file).with_context(|| format!("--kubeconfig: cannot read {}", file.display()));
         readable.map_err(|error| Failure::usage(error).hint("a kubeconfig that reaches the cluster itself"))?;
         data.kubeconfig = Some(std::path::absolute(file).context("--kubeconfig")?);
     }

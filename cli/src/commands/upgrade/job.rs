@@ -140,7 +140,7 @@ fn ended(error: &anyhow::Error) -> ExitCode {
 async fn gather(args: Gather) -> anyhow::Result<()> {
     let cluster = Kubernetes::of_pod().await?;
     let text = serde_json::to_vec(&cluster.gathered(&args.namespace).await?)?;
-    std::fs::write(&args.out, text).with_context(|| format!("write {}", args.out.display()))
+    std::fs::write(&args.out, text).with_context(|| format!("cannot write {}", args.out.display()))
 }
 
 /// The pod gives it no token: what it knows of the cluster is in the file.
@@ -163,7 +163,7 @@ fn render(args: &Render) -> anyhow::Result<()> {
     // Whose content is nobody's business here: they stay as they are.
     objects.retain(|object| object["kind"] != "Secret");
     let text = serde_json::to_vec(&objects)?;
-    std::fs::write(&args.out, text).with_context(|| format!("write {}", args.out.display()))
+    std::fs::write(&args.out, text).with_context(|| format!("cannot write {}", args.out.display()))
 }
 
 /// Repository, tag and digest, such that the whole name is this one again: the tag stays before the digest, so that people

@@ -135,10 +135,10 @@ pub enum DocumentError {
     #[error("the snapshot of roles is of another cluster")]
     Cluster,
     /// A pattern of a role.
-    #[error("a role in the snapshot")]
+    #[error("a role in the snapshot has a pattern that cannot be read")]
     Role(#[from] InvalidPattern),
     /// A scope of an assignment.
-    #[error("an assignment in the snapshot")]
+    #[error("an assignment in the snapshot has a scope that cannot be read")]
     Scope(#[from] InvalidScope),
     /// An assignment of a role that is not there.
     #[error("an assignment in the snapshot names a role that is not in it")]

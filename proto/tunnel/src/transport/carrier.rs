@@ -58,7 +58,7 @@ pub enum CarrierError {
     #[error("the carrier's handshake took too long")]
     Timeout,
     /// TLS failed: certificate, ALPN or a record.
-    #[error("TLS: {0}")]
+    #[error("TLS failed: {0}")]
     Tls(String),
     /// The WebSocket upgrade was answered with this status and not 101.
     #[error("the upgrade was answered with status {0}")]

@@ -107,7 +107,7 @@ pub enum DialError {
         reason: String,
     },
     /// TLS with the proxy itself.
-    #[error("TLS with proxy {proxy}: {reason}")]
+    #[error("TLS with proxy {proxy} failed: {reason}")]
     ProxyTls {
         /// `host:port` of the proxy.
         proxy: String,
@@ -131,7 +131,7 @@ pub enum DialError {
         status: u16,
     },
     /// The proxy did not answer `CONNECT` in time, broke off or answered garbage.
-    #[error("proxy {proxy}: {reason}")]
+    #[error("proxy {proxy} failed: {reason}")]
     ProxyBroken {
         /// `host:port` of the proxy.
         proxy: String,
@@ -139,7 +139,7 @@ pub enum DialError {
         reason: String,
     },
     /// TLS with the gateway (or with what answers in its place).
-    #[error("TLS with {host}: {reason}")]
+    #[error("TLS with {host} failed: {reason}")]
     Tls {
         /// Host name or address of the gateway.
         host: String,
@@ -155,7 +155,7 @@ pub enum DialError {
         carrier: CarrierKind,
     },
     /// The WebSocket upgrade was answered with another status than 101, or not in time.
-    #[error("websocket upgrade at {host}: {reason}")]
+    #[error("the WebSocket upgrade at {host} failed: {reason}")]
     WebSocket {
         /// Host name or address of the gateway.
         host: String,
@@ -165,7 +165,7 @@ pub enum DialError {
         reason: String,
     },
     /// No QUIC connection: no answer (UDP dropped), or its handshake failed.
-    #[error("QUIC with {address}: {reason}")]
+    #[error("QUIC with {address} failed: {reason}")]
     Quic {
         /// The address of the gateway that was tried.
         address: SocketAddr,

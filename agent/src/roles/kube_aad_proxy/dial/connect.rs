@@ -117,7 +117,7 @@ impl Connector {
         tokio::time::timeout(STEP_DEADLINE, connector.connect(self.access.server_name(), tcp))
             .await
             .map_err(|_| failed(format!("TLS took longer than {} s", STEP_DEADLINE.as_secs())))?
-            .map_err(|err| failed(format!("TLS: {}", explain(&err))))
+            .map_err(|err| failed(format!("TLS failed: {}", explain(&err))))
     }
 
     /// Through the kubeconfig's proxy, which looks up the apiserver's name.

@@ -71,7 +71,7 @@ impl<'a> Upgrade<'a> {
 
     /// From where it stands to its end; without `objects` only one that was cut off.
     pub async fn run(&self, objects: Option<&[Value]>) -> anyhow::Result<()> {
-        let Some(state) = self.kept.state().await.context("read how far the upgrade is")? else {
+        let Some(state) = self.kept.state().await.context("cannot read how far the upgrade is")? else {
             bail!("ConfigMap {} does not say which version is wanted", state::OBJECT);
         };
         match (state.phase, objects) {
@@ -93,7 +93,9 @@ impl<'a> Upgrade<'a> {
         loop {
             match self.kept.set(state).await {
                 Ok(()) => return Ok(()),
-                Err(error) if begun.elapsed() > PATIENCE => return Err(error).context("write how far the upgrade is"),
+                Err(error) if begun.elapsed() > PATIENCE => {
+                    return Err(error).context("cannot write how far the upgrade is");
+                }
                 Err(error) => tracing::warn!(%error, "how far the upgrade is cannot be written"),
             }
             tokio::time::sleep(PAUSE).await;
@@ -107,12 +109,12 @@ impl<'a> Upgrade<'a> {
             return self.end(&state, Phase::Waiting, "Kind", &message).await;
         }
         for object in objects {
-            let place = Place::of_manifest(object).context("an object of an unknown kind")?;
+            let place = Place::of_manifest(object).context("an object is of an unknown kind")?;
             let there = match self.cluster.get(&place).await {
                 Ok(there) => there.unwrap_or_default(),
                 // Its name is not one that the rights of this version know.
                 Err(error) if error.is_forbidden() => Value::Null,
-                Err(error) => return Err(anyhow!(error).context(format!("read {place}"))),
+                Err(error) => return Err(anyhow!(error).context(format!("cannot read {place}"))),
             };
             missing.extend(lacking(object, &there));
             if is_changed(object) && place.name != state::OBJECT {
@@ -259,7 +261,7 @@ impl<'a> Upgrade<'a> {
     }
 
     async fn undo_again(&self, state: State) -> anyhow::Result<()> {
-        let before = self.kept.read(state::BEFORE).await.context("read the objects of the old version")?;
+        let before = self.kept.read(state::BEFORE).await.context("cannot read the objects of the old version")?;
         let before: Vec<Value> = serde_json::from_str(before.as_deref().unwrap_or("[]"))?;
         // Somebody removed them: nothing was taken back, whatever the pods look like.
         let mut failed = before.is_empty().then(|| anyhow!("the objects of that version are no longer kept"));
