@@ -30,7 +30,7 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::{
     load::Outcome,
-    told::{self, Told},
+    told::{self, Asks},
 };
 
 /// Life of a certificate in days: longer than any run.
@@ -100,7 +100,7 @@ pub fn cluster(number: u32) -> String {
 /// A plan that cannot be read or carried out.
 #[tokio::main(flavor = "current_thread")]
 pub async fn main() -> anyhow::Result<()> {
-    let (mut asks, plan): (_, Plan) = Told::begin().await?;
+    let (mut asks, plan): (_, Plan) = Asks::begin().await?;
     let tasks = TaskGroup::new("agents");
     let members = make(&plan)?;
     told::tell(&Outcome::default())?;

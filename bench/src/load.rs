@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     latency::Latency,
-    told::{self, Told},
+    told::{self, Asks},
 };
 
 /// What to send and how.
@@ -241,7 +241,7 @@ const BEGIN: Duration = Duration::from_secs(30);
 /// A plan that cannot be read, a fault of this program.
 #[tokio::main(flavor = "current_thread")]
 pub async fn main() -> anyhow::Result<()> {
-    let (told, plan) = Told::begin::<Plan>().await?;
+    let (told, plan) = Asks::begin::<Plan>().await?;
     match plan.until {
         Until::Done => told::tell(&execute(&plan).await?),
         Until::Told => told::tell(&aside(&plan, SETTLE, || crate::print::say("begun"), over(told)).await?),
@@ -251,7 +251,7 @@ pub async fn main() -> anyhow::Result<()> {
 }
 
 /// Completes with the next line or without any more: whatever comes there or not, it is over.
-async fn over(mut told: Told) {
+async fn over(mut told: Asks) {
     let _ = told.next::<serde_json::Value>().await;
 }
 
@@ -265,7 +265,7 @@ async fn execute(plan: &Plan) -> anyhow::Result<Outcome> {
 /// Turn after turn, on connections that are kept, until there is no more line.
 async fn in_turns(
     plan: &Plan,
-    mut told: Told,
+    mut told: Asks,
     mut answer: impl FnMut(&Outcome) -> anyhow::Result<()>,
 ) -> anyhow::Result<()> {
     let Pace::Open { rate, .. } = plan.load.pace else { bail!("turns are for an open loop") };
@@ -395,7 +395,7 @@ mod tests {
             seen.push(outcome.clone());
             Ok(())
         };
-        in_turns(&plan, Told::of([turn.clone(), turn]), answer).await.unwrap();
+        in_turns(&plan, Asks::of([turn.clone(), turn]), answer).await.unwrap();
         tasks.abort();
         let counts: Vec<_> = seen.iter().map(|turn| (turn.requests, turn.failed, turn.latency.len())).collect();
         assert_eq!(counts, [(30, 0, 20); 2], "{seen:?}");

@@ -43,10 +43,10 @@ pub struct Args {
 }
 
 /// Both directions at a moment, as the relay tells them.
-pub type Told = [Seen; 2];
+pub type BothWays = [Seen; 2];
 
 /// Both as figures of a record: that the way was as claimed can be seen there.
-pub fn figures(told: &Told) -> Vec<(String, f64)> {
+pub fn figures(told: &BothWays) -> Vec<(String, f64)> {
     #[expect(clippy::cast_precision_loss, reason = "far fewer packets than 2^52")]
     let sum = |of: fn(&Seen) -> u64| told.iter().map(of).sum::<u64>() as f64;
     let percent = |part: f64| 100.0 * part / sum(|seen| seen.taken).max(1.0);
@@ -76,7 +76,7 @@ pub fn run(args: &Args) -> anyhow::Result<ExitCode> {
     thread("questions", &ended, move || {
         for question in std::io::stdin().lock().lines() {
             question?;
-            let told: Told = [lines[0].line().take(), lines[1].line().take()];
+            let told: BothWays = [lines[0].line().take(), lines[1].line().take()];
             crate::print::say(&serde_json::to_string(&told)?);
         }
         Ok(())
@@ -92,7 +92,7 @@ fn device(name: &str) -> anyhow::Result<Arc<SyncDevice>> {
         device.tx_queue_len(QUEUE);
     });
     let made = builder.build_sync();
-    Ok(Arc::new(made.with_context(|| format!("make the TUN device {name} (needs root and /dev/net/tun)"))?))
+    Ok(Arc::new(made.with_context(|| format!("cannot make the TUN device {name} (needs root and /dev/net/tun)"))?))
 }
 
 /// One direction: a thread takes packets in, another lets them out when they are due.
@@ -125,7 +125,7 @@ impl Way {
     fn take_in(&self, from: &SyncDevice) -> anyhow::Result<()> {
         let mut packet = vec![0; LONGEST];
         loop {
-            let length = from.recv(&mut packet).context("read from a TUN device")?;
+            let length = from.recv(&mut packet).context("cannot read from a TUN device")?;
             let mut line = self.line();
             let before = line.next_due();
             line.enter(Instant::now(), packet[..length].into());

@@ -7,9 +7,9 @@ use serde::{Serialize, de::DeserializeOwned};
 use tokio::sync::mpsc;
 
 /// What this program is told, a line of JSON each.
-pub struct Told(mpsc::Receiver<String>);
+pub struct Asks(mpsc::Receiver<String>);
 
-impl Told {
+impl Asks {
     /// From standard input, whose first line is the plan.
     ///
     /// # Errors

@@ -12,7 +12,7 @@ use crate::{
     audit::AuditLog,
     config::Limits,
     control::Control,
-    fleet::{asked::Asked, registry::Registry, told::Told},
+    fleet::{asked::Asked, registry::Registry, told::AgentReports},
     hop::Hops,
     issuer::Issuer,
     metrics::Metrics,
@@ -32,7 +32,7 @@ pub struct Core {
     /// Live tunnels, by cluster.
     pub tunnels: Arc<Registry>,
     /// Metrics and log lines that agents pushed.
-    pub told: Told,
+    pub told: AgentReports,
     /// How much clusters' agents may ask.
     pub agents: Asked,
     /// Streams by user and cluster.

@@ -7,7 +7,7 @@ use types::{
     api::id::fold,
 };
 
-use crate::store::statuses::Told;
+use crate::store::statuses::ReportedStatus;
 
 /// The members of the resource's body.
 const BY: &str = "managedBy";
@@ -51,7 +51,7 @@ impl Managed {
 
 /// Whether a cluster has come to an end with a generation that it was given, now or before: what it gets from a source
 /// later is no part of a rollout. `old`: what it told before.
-pub fn has_finished(new: &Value, generation: i64, old: Option<&Told>) -> bool {
+pub fn has_finished(new: &Value, generation: i64, old: Option<&ReportedStatus>) -> bool {
     let is_end = |status: &Value| {
         let state = status["details"]["complianceState"].as_str();
         serde_json::from_value(status["state"].clone()).is_ok_and(|state: ObjectState| state == ObjectState::Failed)

@@ -36,7 +36,7 @@ use crate::{
     identity::Caller,
     issuer::Issuer,
     object::Object,
-    store::{agents::Agent, resources::Stored, statuses::Told},
+    store::{agents::Agent, resources::Stored, statuses::ReportedStatus},
     stored::properties_mut,
 };
 
@@ -178,7 +178,7 @@ pub struct Showing<'a> {
     /// What is kept of it as something that agents follow.
     pub object: &'a Object,
     /// What its cluster told of it, if it is of a kind that is followed there.
-    pub told: Option<&'a Told>,
+    pub told: Option<&'a ReportedStatus>,
 }
 
 /// A request for an action of a resource (`POST <id>/<action>`).

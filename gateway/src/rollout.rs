@@ -41,7 +41,7 @@ use crate::{
         batch::{Batch, Expect},
         operations::Operation,
         resources::Stored,
-        statuses::Told,
+        statuses::ReportedStatus,
     },
 };
 
@@ -356,7 +356,7 @@ impl Rollouts {
         }
         let status = noted.status(&fleet, assignment);
         if told.is_none_or(|told| told.status != status) {
-            let told = Told { generation: assignment.template, told_ms: control.now_ms(), status };
+            let told = ReportedStatus { generation: assignment.template, told_ms: control.now_ms(), status };
             control.store.keep_told(&stored.key, &told, |events| events).await.map_err(chain)?;
         }
         Ok(turn)
@@ -483,7 +483,7 @@ struct Noted {
 }
 
 impl Noted {
-    fn of(told: Option<&Told>, assignment: &Assignment, now_ms: i64) -> Self {
+    fn of(told: Option<&ReportedStatus>, assignment: &Assignment, now_ms: i64) -> Self {
         let refused = members::refused(told, assignment, now_ms);
         let status = told.map(|told| &told.status);
         let same_template = status.is_some_and(|status| status["template"] == assignment.template);

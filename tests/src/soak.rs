@@ -20,7 +20,7 @@ use anyhow::{Context, ensure};
 use self::{
     figures::Figures,
     fleet::Fleet,
-    users::{Load, Told},
+    users::{Load, Tally},
 };
 use crate::{
     apiserver::{Apiserver, answer},
@@ -78,7 +78,7 @@ pub fn run(plan: &Plan) -> anyhow::Result<()> {
     let fleet = Fleet::start(&replicas, 0..plan.agents, "h2")?;
     println!("{} agents are up; it goes on for {:?}", plan.agents, plan.length);
 
-    let (stop, told, rotated) = (AtomicBool::new(false), Mutex::new(Told::default()), AtomicU32::new(0));
+    let (stop, told, rotated) = (AtomicBool::new(false), Mutex::new(Tally::default()), AtomicU32::new(0));
     let load = Load { replicas: &replicas, site: &stays, stop: &stop, told: &told };
     let every = |each: Duration, mut act: Box<dyn FnMut() -> anyhow::Result<()> + Send + '_>| {
         let mut next = Instant::now() + each;

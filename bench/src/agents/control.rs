@@ -38,7 +38,7 @@ use types::agent_api::{Desired, Heartbeat, HeartbeatAnswer, paths};
 
 use crate::{
     load::{Outcome, Pace, meter::Meter, pace},
-    told::{self, Told},
+    told::{self, Asks},
 };
 
 /// One in this many exchanges is a heartbeat. The gateway lets a cluster have 30 of them at once and one more every
@@ -79,7 +79,7 @@ pub struct Ask {
 /// A plan that cannot be read or carried out; no tunnel.
 #[tokio::main(flavor = "current_thread")]
 pub async fn main() -> anyhow::Result<()> {
-    let (mut asks, plan): (_, Plan) = Told::begin().await?;
+    let (mut asks, plan): (_, Plan) = Asks::begin().await?;
     let tasks = TaskGroup::new("agent");
     let status = Arc::new(StatusBoard::default());
     let tunnels = Arc::new(build(&plan, &tasks, &status).await?);

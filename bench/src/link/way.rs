@@ -7,7 +7,7 @@ use anyhow::Context;
 use super::{CUBIC, Link, sh};
 use crate::{
     program::Dialogue,
-    relay::{FAR, NEAR, Told},
+    relay::{BothWays, FAR, NEAR},
     shape::Shape,
 };
 
@@ -62,7 +62,7 @@ impl Way {
     ///
     /// # Errors
     /// A relay that has ended.
-    pub async fn told(&mut self) -> anyhow::Result<Option<Told>> {
+    pub async fn told(&mut self) -> anyhow::Result<Option<BothWays>> {
         let Some(relay) = &mut self.0 else { return Ok(None) };
         relay.tell("\n").await?;
         let line = relay.line().await?;

@@ -22,7 +22,7 @@ use super::{
     meter::Meter,
 };
 use crate::{
-    told::{self, Told},
+    told::{self, Asks},
     upstream::events::{self, Reader},
 };
 
@@ -63,7 +63,7 @@ pub struct Ask {
 /// A plan that cannot be read, a fault of this program.
 #[tokio::main(flavor = "current_thread")]
 pub async fn main() -> anyhow::Result<()> {
-    let (mut asks, plan): (_, Plan) = Told::begin().await?;
+    let (mut asks, plan): (_, Plan) = Asks::begin().await?;
     let watches = Watches::open(&plan).await?;
     told::tell(&watches.opened())?;
     while let Some(ask) = asks.next::<Ask>().await? {

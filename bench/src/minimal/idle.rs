@@ -13,12 +13,12 @@ use super::quic;
 use crate::{
     agents::{Ask, Plan, due},
     load::{Outcome, count},
-    told::{self, Told},
+    told::{self, Asks},
 };
 
 /// Does what standard input says, until that ends.
 pub async fn run() -> anyhow::Result<()> {
-    let (mut asks, plan): (_, Plan) = Told::begin().await?;
+    let (mut asks, plan): (_, Plan) = Asks::begin().await?;
     let tls = Arc::new(quic::tls(&plan.ca)?);
     told::tell(&Outcome::default())?;
     let mut crowd = Vec::new();

@@ -90,7 +90,7 @@ impl Gathered {
     /// # Errors
     /// When the objects are not those of agents.
     pub fn kept(&self) -> anyhow::Result<(Kept, Belongs)> {
-        let told = Told::of(&self.objects);
+        let told = KeptObjects::of(&self.objects);
         if told.agent.is_null() || told.deployment.is_null() {
             bail!("the ConfigMap or the Deployment {AGENT} is not among what was read of the agents that are there");
         }
@@ -146,7 +146,7 @@ pub struct KeptGitops {
 }
 
 /// The objects that tell; null where there is none.
-struct Told {
+struct KeptObjects {
     agent: Value,
     manager: Value,
     deployment: Value,
@@ -170,13 +170,13 @@ impl Kubernetes {
         Ok(Gathered { kubernetes_minor: self.minor, objects: self.told(namespace, false).await?.objects() })
     }
 
-    async fn told(&self, namespace: &str, with_secrets: bool) -> anyhow::Result<Told> {
+    async fn told(&self, namespace: &str, with_secrets: bool) -> anyhow::Result<KeptObjects> {
         let read = async |kind, name: &str| {
             let place = Place::within(kind, namespace, name);
             let found = self.get(&place).await.with_context(|| format!("cannot read {place}"))?;
             anyhow::Ok(found.unwrap_or_default())
         };
-        Ok(Told {
+        Ok(KeptObjects {
             agent: read(CONFIG_MAP, AGENT).await?,
             manager: read(CONFIG_MAP, MANAGER).await?,
             deployment: read(DEPLOYMENT, AGENT).await?,
@@ -191,7 +191,7 @@ impl Kubernetes {
     }
 }
 
-impl Told {
+impl KeptObjects {
     /// Those that tell, among others.
     fn of(objects: &[Value]) -> Self {
         let find = |kind: &str, name: &str| {
@@ -424,8 +424,8 @@ mod tests {
     use crate::manifests;
 
     /// As they are read from a cluster: what was made of `values`.
-    fn told(values: &Values) -> Told {
-        Told::of(&manifests::objects(values, "towline"))
+    fn told(values: &Values) -> KeptObjects {
+        KeptObjects::of(&manifests::objects(values, "towline"))
     }
 
     /// A new password of a proxy is no upgrade: the pods keep the program that they run.

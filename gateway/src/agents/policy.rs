@@ -15,7 +15,7 @@ use crate::{api_error::ApiError, aside, snapshot::Snapshot};
 const WAIT: Duration = Duration::from_secs(55);
 
 /// What is told of one moment.
-struct Told {
+struct PolicyDocument {
     document: String,
     digest: String,
     etag: String,
@@ -24,13 +24,13 @@ struct Told {
 
 /// Puts together what concerns a cluster. What does not fit is left out, so that all else arrives, withdrawals first of
 /// all.
-async fn told(snapshot: Arc<Snapshot>, cluster: &ClusterId) -> Result<Told, ApiError> {
+async fn told(snapshot: Arc<Snapshot>, cluster: &ClusterId) -> Result<PolicyDocument, ApiError> {
     let cluster = cluster.clone();
     let made = aside::document(move || {
         let mut document = snapshot.document(&cluster);
         let (omitted, etag) = (document.fit(), document.etag());
         let document = serde_json::to_string(&document)?;
-        Ok::<_, serde_json::Error>(Told { digest: snapshot::digest_of(&document), document, etag, omitted })
+        Ok::<_, serde_json::Error>(PolicyDocument { digest: snapshot::digest_of(&document), document, etag, omitted })
     });
     made.await.map_err(ApiError::internal)?.map_err(ApiError::internal)
 }
@@ -45,7 +45,7 @@ pub async fn serve(call: &Call, agent: &Agent) -> Result<Reply, ApiError> {
     let mut decided = call.control.decided();
     let until = tokio::time::Instant::now() + WAIT;
     let mut seen = None;
-    let Told { document, digest, etag, omitted } = loop {
+    let PolicyDocument { document, digest, etag, omitted } = loop {
         decided.mark_unchanged();
         let snapshot = call.control.snapshot();
         let about = Some(snapshot.directory.decided_about(cluster));

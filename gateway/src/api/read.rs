@@ -22,7 +22,7 @@ use crate::{
         agents::Agent,
         logs::Part,
         resources::{PAGE_ROWS, Stored},
-        statuses::Told,
+        statuses::ReportedStatus,
     },
     stored::{last_name, properties_mut},
 };
@@ -71,7 +71,7 @@ pub async fn show(call: &Call<'_>, kind: &dyn Kind, version: &str, stored: &Stor
 #[derive(Default)]
 struct Beside {
     agent: Option<Agent>,
-    told: Option<Told>,
+    told: Option<ReportedStatus>,
     /// What is told of its parts.
     parts: Vec<Value>,
 }

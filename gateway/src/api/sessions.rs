@@ -29,7 +29,7 @@ use crate::{
     identity::Principal,
     sessions::{
         EndReason, Session, Sessions,
-        told::{MOST_COUNTED, Row, Told, Wanted},
+        told::{MOST_COUNTED, Row, SessionRows, Wanted},
     },
     snapshot::Snapshot,
 };
@@ -133,8 +133,10 @@ impl Viewer {
         let mut incomplete = Vec::new();
         for Said { replica, answer } in others {
             let (there, missing) = match told(answer) {
-                Ok(Told { rows, left_out: 0 }) => (rows, None),
-                Ok(Told { rows, left_out }) => (rows, Some(format!("it has {left_out} more than it tells at once"))),
+                Ok(SessionRows { rows, left_out: 0 }) => (rows, None),
+                Ok(SessionRows { rows, left_out }) => {
+                    (rows, Some(format!("it has {left_out} more than it tells at once")))
+                }
                 Err(why) => (Vec::new(), Some(why.to_string())),
             };
             if let Some(reason) = missing {
@@ -200,7 +202,7 @@ async fn elsewhere(call: &Call<'_>, cluster: Option<&str>, user: Option<&str>) -
 }
 
 /// Reads it.
-fn told(answer: Result<(StatusCode, Bytes), Silent>) -> Result<Told, Silent> {
+fn told(answer: Result<(StatusCode, Bytes), Silent>) -> Result<SessionRows, Silent> {
     let read = |body: &Bytes| serde_json::from_slice(body).ok();
     match answer? {
         (StatusCode::OK, body) => read(&body).ok_or(Silent::Failed("its list cannot be read")),

@@ -34,7 +34,7 @@ use crate::{
         changes::Change,
         parts::{Kept, Part, PartsTold, Room},
         resources::Stored,
-        statuses::Told,
+        statuses::ReportedStatus,
     },
     stored::properties_mut,
 };
@@ -340,7 +340,7 @@ impl Control {
             (Some(parts), Some(parted)) => self.keep_parts(cluster, &stored.key, &parts, parted).await?,
             _ => Kept::Taken,
         };
-        let new = Told { generation, told_ms: now_ms, status };
+        let new = ReportedStatus { generation, told_ms: now_ms, status };
         if !self.store.keep_told(&stored.key, &new, |old| with_events(old, events.clone())).await? {
             return Ok(Kept::Unknown);
         }

@@ -21,7 +21,7 @@ const MINUTE: Duration = Duration::from_secs(60);
 
 /// What agents told last.
 #[derive(Debug, Default)]
-pub struct Told(Mutex<Kept>);
+pub struct AgentReports(Mutex<Kept>);
 
 #[derive(Debug, Default)]
 struct Kept {
@@ -47,7 +47,7 @@ impl OfCluster {
     }
 }
 
-impl Told {
+impl AgentReports {
     fn kept(&self) -> MutexGuard<'_, Kept> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -129,7 +129,7 @@ mod tests {
 
     #[test]
     fn d1_the_latest_metrics_of_each_process_are_kept() {
-        let told = Told::default();
+        let told = AgentReports::default();
         assert!(told.keep_metrics(&key(1), "a", "one 1"));
         assert!(told.keep_metrics(&key(1), "a", "one 2"));
         assert!(told.keep_metrics(&key(1), "b", "two 1"));
@@ -142,7 +142,7 @@ mod tests {
 
     #[test]
     fn d2_the_oldest_lines_give_way_and_a_flood_is_told_to_wait() {
-        let told = Told::default();
+        let told = AgentReports::default();
         let (now, line) = (Instant::now(), "x".repeat(1024));
         let lines = vec![line.as_str(); 1000];
         for _ in 0..6 {

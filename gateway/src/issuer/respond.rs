@@ -66,6 +66,15 @@ pub enum Refusal {
     Internal,
 }
 
+/// How a refusal is answered.
+struct Words {
+    status: StatusCode,
+    /// The OAuth 2 parameter `error`.
+    error: &'static str,
+    /// The OAuth 2 parameter `error_description`.
+    description: Cow<'static, str>,
+}
+
 pub fn document(value: &Value) -> Response<Full<Bytes>> {
     let mut response = json_response(StatusCode::OK, value);
     let age = format!("public, max-age={DOCUMENT_SECONDS}");
@@ -83,28 +92,28 @@ impl Refusal {
 
     /// The status of an answer that says so.
     pub fn status(&self) -> StatusCode {
-        self.words().0
+        self.words().status
     }
 
     /// The OAuth 2 parameter `error`, a code that programs compare.
     pub fn error(&self) -> &'static str {
-        self.words().1
+        self.words().error
     }
 
     /// The OAuth 2 parameter `error_description`, a sentence for people.
     pub fn description(&self) -> Cow<'static, str> {
-        self.words().2
+        self.words().description
     }
 
-    /// Status, `error` and `error_description`.
-    fn words(&self) -> (StatusCode, &'static str, Cow<'static, str>) {
-        let bad = |error, description: &'static str| (StatusCode::BAD_REQUEST, error, description.into());
+    fn words(&self) -> Words {
+        let words = |status, error, description| Words { status, error, description };
+        let bad = |error, description: &'static str| words(StatusCode::BAD_REQUEST, error, description.into());
         match self {
             Self::Request(what) => bad("invalid_request", what),
             Self::Grant => bad("invalid_grant", "wrong user name or password, or user disabled"),
-            Self::Client { why, .. } => (StatusCode::UNAUTHORIZED, "invalid_client", (*why).into()),
+            Self::Client { why, .. } => words(StatusCode::UNAUTHORIZED, "invalid_client", (*why).into()),
             Self::Tenant(tenant) => {
-                (StatusCode::BAD_REQUEST, "invalid_tenant", format!("there is no tenant {tenant} here").into())
+                words(StatusCode::BAD_REQUEST, "invalid_tenant", format!("there is no tenant {tenant} here").into())
             }
             Self::Scope(why) => bad("invalid_scope", why),
             Self::GrantType => bad("unsupported_grant_type", "this grant_type is not one of grant_types_supported"),
@@ -120,13 +129,15 @@ impl Refusal {
                 "invalid_target",
                 "the audience must be the gateway's URL or towline:cluster:/subscriptions/<s>/resourcegroups/<g>/providers/microsoft.kubernetes/connectedclusters/<name>",
             ),
-            Self::TryLater(why, _) => (StatusCode::TOO_MANY_REQUESTS, "temporarily_unavailable", (*why).into()),
-            Self::Away => (
+            Self::TryLater(why, _) => words(StatusCode::TOO_MANY_REQUESTS, "temporarily_unavailable", (*why).into()),
+            Self::Away => words(
                 StatusCode::SERVICE_UNAVAILABLE,
                 "temporarily_unavailable",
                 "the store of sign-ins does not answer: try again in a moment".into(),
             ),
-            Self::Internal => (StatusCode::INTERNAL_SERVER_ERROR, "server_error", "the issuer could not sign".into()),
+            Self::Internal => {
+                words(StatusCode::INTERNAL_SERVER_ERROR, "server_error", "the issuer could not sign".into())
+            }
         }
     }
 }
@@ -154,7 +165,7 @@ pub fn token(minted: &Minted) -> Response<Full<Bytes>> {
 }
 
 pub fn refusal(refusal: &Refusal) -> Response<Full<Bytes>> {
-    let (status, error, description) = refusal.words();
+    let Words { status, error, description } = refusal.words();
     let mut response = json_response(status, &json!({ "error": error, "error_description": description }));
     match refusal {
         Refusal::TryLater(_, after) => {

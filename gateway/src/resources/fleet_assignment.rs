@@ -18,7 +18,7 @@ use types::api::{
     id::{RESOURCE_GROUPS, SUBSCRIPTIONS, fold},
 };
 
-use self::members::State;
+use self::members::{ListQuery, MemberList, State};
 use super::{
     Acting, Kind, Place, Showing, Writing, connected_cluster, extension, flux_configuration, followed,
     schema::{self, Property, Type},
@@ -459,9 +459,9 @@ impl Kind for FleetAssignments {
             may_read(assignment.kind, &assignment.id, acting.caller, acting.control, acting.now_ms)?;
             let told = acting.control.store.told(&acting.resource.key).await?;
             let refused = members::refused(told.as_ref(), &assignment, acting.now_ms);
-            let some = (acting.paging.after()?, acting.paging.rows()?, wanted);
-            let (found, next) = members::list(acting.control, &assignment, &refused, some).await?;
-            let mut answer = json!({"value": found.iter().map(members::Member::shown).collect::<Vec<_>>()});
+            let query = ListQuery { after: acting.paging.after()?, rows: acting.paging.rows()?, wanted };
+            let MemberList { members, next } = members::list(acting.control, &assignment, &refused, query).await?;
+            let mut answer = json!({"value": members.iter().map(members::Member::shown).collect::<Vec<_>>()});
             if let Some(next) = next {
                 answer["nextLink"] = acting.paging.link(&next)?.into();
             }

@@ -11,11 +11,16 @@ use crate::{
         objects::{Followed, OF_A_CLUSTER},
         work::converge::AGENT_MISSING,
     },
-    store::statuses::Told,
+    store::statuses::ReportedStatus,
 };
 
 /// ARM's word for how far it is. `was_there`: it was in the cluster before, as another generation of it.
-pub fn provisioning_state(told: Option<&Told>, generation: i64, deleting: bool, was_there: bool) -> &'static str {
+pub fn provisioning_state(
+    told: Option<&ReportedStatus>,
+    generation: i64,
+    deleting: bool,
+    was_there: bool,
+) -> &'static str {
     if deleting {
         return "Deleting";
     }
@@ -83,8 +88,8 @@ mod tests {
 
     #[test]
     fn e1_how_far_it_is_follows_from_what_the_cluster_told_last() {
-        let told = |generation, state: &str| Told { generation, told_ms: 0, status: json!({"state": state}) };
-        let state = |told: Option<Told>, was_there| provisioning_state(told.as_ref(), 2, false, was_there);
+        let told = |generation, state: &str| ReportedStatus { generation, told_ms: 0, status: json!({"state": state}) };
+        let state = |told: Option<ReportedStatus>, was_there| provisioning_state(told.as_ref(), 2, false, was_there);
         assert_eq!(state(None, false), "Creating");
         assert_eq!(state(Some(told(1, "Failed")), false), "Creating");
         assert_eq!(state(Some(told(1, "Succeeded")), true), "Updating");

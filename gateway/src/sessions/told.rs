@@ -35,7 +35,7 @@ pub struct Row {
 
 /// The sessions of one replica that another one asked for.
 #[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Told {
+pub struct SessionRows {
     /// The sessions, up to [`MOST_ROWS`].
     pub rows: Vec<Row>,
     /// Those that there is no room for.
@@ -65,7 +65,7 @@ impl Wanted<'_> {
 
 impl Sessions {
     /// The sessions that are wanted, first those of the user with this issuer and subject.
-    pub fn told(&self, wanted: &Wanted<'_>, issuer: &str, subject: &str) -> Told {
+    pub fn told(&self, wanted: &Wanted<'_>, issuer: &str, subject: &str) -> SessionRows {
         let all = self.matching(MOST_COUNTED, |session| wanted.has(session));
         let own = |session: &Session| match &session.principal {
             Principal::User(identity) => identity.issuer == issuer && identity.subject == subject,
@@ -74,7 +74,7 @@ impl Sessions {
         let (first, others): (Vec<_>, Vec<_>) = all.into_iter().partition(|session| own(session));
         let left_out = (first.len() + others.len()).saturating_sub(MOST_ROWS);
         let rows = first.iter().chain(&others).take(MOST_ROWS).map(|session| session.row()).collect();
-        Told { rows, left_out }
+        SessionRows { rows, left_out }
     }
 }
 

@@ -17,7 +17,7 @@ const KEYS_AT_ONCE: usize = 400;
 
 /// What was told last of a resource.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Told {
+pub struct ReportedStatus {
     /// About which generation of what is wanted.
     pub generation: i64,
     /// When: milliseconds since 1970.
@@ -33,7 +33,7 @@ pub(super) const ENDED: &str =
 
 impl Store {
     /// What was told of a resource.
-    pub async fn told(&self, key: &str) -> Result<Option<Told>, StoreError> {
+    pub async fn told(&self, key: &str) -> Result<Option<ReportedStatus>, StoreError> {
         if !is_text(key) {
             return Ok(None);
         }
@@ -42,7 +42,7 @@ impl Store {
     }
 
     /// What was told of these resources, by their keys.
-    pub async fn told_of(&self, keys: &[String]) -> Result<HashMap<String, Told>, StoreError> {
+    pub async fn told_of(&self, keys: &[String]) -> Result<HashMap<String, ReportedStatus>, StoreError> {
         let mut all = HashMap::with_capacity(keys.len());
         for keys in keys.chunks(KEYS_AT_ONCE) {
             let places = (1..=keys.len()).map(|n| format!("${n}")).collect::<Vec<_>>().join(", ");
@@ -72,7 +72,7 @@ impl Store {
     pub async fn keep_told(
         &self,
         key: &str,
-        new: &Told,
+        new: &ReportedStatus,
         with: impl Fn(Vec<Value>) -> Vec<Value>,
     ) -> Result<bool, StoreError> {
         let text = new.status.to_string();
@@ -85,7 +85,7 @@ impl Store {
     async fn try_to_keep_told(
         &self,
         key: &str,
-        new: &Told,
+        new: &ReportedStatus,
         text: &str,
         with: &impl Fn(Vec<Value>) -> Vec<Value>,
     ) -> Result<bool, StoreError> {
@@ -152,10 +152,10 @@ pub(super) async fn forget(connection: &mut AnyConnection, key: &str) -> Result<
     Ok(())
 }
 
-fn told(row: &AnyRow) -> Result<(String, Told), StoreError> {
+fn told(row: &AnyRow) -> Result<(String, ReportedStatus), StoreError> {
     let (key, status): (String, String) = (row.try_get("resource_key")?, row.try_get("status")?);
     let status = self::status(&key, &status)?;
-    Ok((key, Told { generation: row.try_get("generation")?, told_ms: row.try_get("told_ms")?, status }))
+    Ok((key, ReportedStatus { generation: row.try_get("generation")?, told_ms: row.try_get("told_ms")?, status }))
 }
 
 /// The reported status of a resource, as it is kept.

@@ -7,7 +7,7 @@ use sqlx::{Row, any::AnyRow};
 use super::{
     Store, StoreError, is_text,
     resources::{COLUMNS, PAGE_ROWS, Stored, below, each, stored},
-    statuses::{self, Told},
+    statuses::{self, ReportedStatus},
 };
 
 /// A child, without its protected settings.
@@ -16,7 +16,7 @@ pub struct Child {
     /// The child itself.
     pub stored: Stored,
     /// What was told of it last.
-    pub told: Option<Told>,
+    pub told: Option<ReportedStatus>,
 }
 
 pub(super) const PAGE: &str =
@@ -65,7 +65,7 @@ fn both(row: &AnyRow) -> Result<(Stored, Option<Child>), StoreError> {
     let body = serde_json::from_str(&body)
         .map_err(|error| StoreError::Row { table: "resources", reason: format!("the body of {key}: {error}") })?;
     let told = match row.try_get::<Option<i64>, _>("generation")? {
-        Some(generation) => Some(Told {
+        Some(generation) => Some(ReportedStatus {
             generation,
             told_ms: row.try_get("told_ms")?,
             status: statuses::status(&key, &row.try_get::<String, _>("status")?)?,

@@ -1,63 +1,63 @@
-//! A value that comes once or changes seldom, and whoever waits for it. What `tokio::sync::watch` does, in a tenth of
-//! the room: each watch channel has 400 bytes for its waiters alone, and an idle tunnel would have nine of them.
+//! A value that is set once or changes seldom, and tasks that wait for it. What `tokio::sync::watch` does, in a tenth of
+//! the memory: each watch channel has 400 bytes for its waiters alone, and an idle tunnel would have nine of them.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::Notify;
 
-/// The value, once it is told.
+/// A value that many tasks can wait for until it is set.
 #[derive(Debug)]
-pub struct Told<T> {
+pub struct Latch<T> {
     value: Mutex<Option<T>>,
-    told: Notify,
+    changed: Notify,
 }
 
-impl<T> Default for Told<T> {
+impl<T> Default for Latch<T> {
     fn default() -> Self {
-        Self { value: Mutex::new(None), told: Notify::new() }
+        Self { value: Mutex::new(None), changed: Notify::new() }
     }
 }
 
-impl<T: Clone> Told<T> {
+impl<T: Clone> Latch<T> {
     fn value(&self) -> MutexGuard<'_, Option<T>> {
         self.value.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Tells it, in the place of what was told before.
-    pub fn tell(&self, value: T) {
+    /// Sets the value, instead of the one that was set before.
+    pub fn set(&self, value: T) {
         *self.value() = Some(value);
-        self.told.notify_waiters();
+        self.changed.notify_waiters();
     }
 
-    /// Tells it unless something was told before. Whether this was first.
-    pub fn tell_first(&self, value: T) -> bool {
-        let mut told = self.value();
-        let first = told.is_none();
-        told.get_or_insert(value);
-        drop(told);
-        self.told.notify_waiters();
+    /// Sets the value unless one was set before. Whether this one was the first.
+    pub fn set_first(&self, value: T) -> bool {
+        let mut held = self.value();
+        let first = held.is_none();
+        held.get_or_insert(value);
+        drop(held);
+        self.changed.notify_waiters();
         first
     }
 
-    /// The value, once it was told.
+    /// The value, if one was set.
     pub fn get(&self) -> Option<T> {
         self.value().clone()
     }
 
-    /// Whether something was told.
-    pub fn is_told(&self) -> bool {
+    /// Whether a value was set.
+    pub fn is_set(&self) -> bool {
         self.value().is_some()
     }
 
-    /// Waits until something is told, and gives it. Cancel-safe.
+    /// Waits until a value is set, and returns it. Cancel-safe.
     pub async fn wait(&self) -> T {
         loop {
-            // Made before the look: from here on it is woken, polled or not.
-            let told = self.told.notified();
+            // Made before the value is read: from here on it is woken, polled or not.
+            let changed = self.changed.notified();
             if let Some(value) = self.get() {
                 return value;
             }
-            told.await;
+            changed.await;
         }
     }
 }
@@ -69,38 +69,38 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn all_who_wait_are_told_and_who_comes_later_too() {
-        let told = Arc::new(Told::default());
+    async fn value_reaches_tasks_that_wait_and_those_that_come_later() {
+        let latch = Arc::new(Latch::default());
         let waiting: Vec<_> = (0..3)
             .map(|_| {
-                let told = Arc::clone(&told);
-                tokio::spawn(async move { told.wait().await })
+                let latch = Arc::clone(&latch);
+                tokio::spawn(async move { latch.wait().await })
             })
             .collect();
         tokio::task::yield_now().await;
-        assert!(!told.is_told() && told.get().is_none());
-        assert!(told.tell_first(1));
-        assert!(!told.tell_first(2));
+        assert!(!latch.is_set() && latch.get().is_none());
+        assert!(latch.set_first(1));
+        assert!(!latch.set_first(2));
         for waiting in waiting {
             assert_eq!(waiting.await.unwrap(), 1);
         }
-        told.tell(3);
-        assert_eq!(told.wait().await, 3);
+        latch.set(3);
+        assert_eq!(latch.wait().await, 3);
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn nobody_waits_for_what_is_told_meanwhile() {
+    async fn value_set_while_a_task_begins_to_wait_is_seen() {
         for _ in 0..2000 {
-            let told = Arc::new(Told::default());
-            let teller = Arc::clone(&told);
-            let telling = tokio::spawn(async move { teller.tell(()) });
-            told.wait().await;
-            telling.await.unwrap();
+            let latch = Arc::new(Latch::default());
+            let setter = Arc::clone(&latch);
+            let setting = tokio::spawn(async move { setter.set(()) });
+            latch.wait().await;
+            setting.await.unwrap();
         }
     }
 
     #[test]
     fn it_takes_little_room() {
-        assert!(size_of::<Told<u64>>() <= 80, "{}", size_of::<Told<u64>>());
+        assert!(size_of::<Latch<u64>>() <= 80, "{}", size_of::<Latch<u64>>());
     }
 }

@@ -22,6 +22,7 @@ pub mod admin;
 pub mod atomic;
 mod backoff;
 mod files;
+mod latch;
 pub mod redact;
 pub mod release;
 pub mod settings;
@@ -32,7 +33,6 @@ pub mod stdout;
 mod tasks;
 pub mod tcp;
 pub mod telemetry;
-mod told;
 
 use std::io;
 
@@ -40,10 +40,10 @@ use tokio::runtime::{Builder, Runtime};
 
 pub use backoff::{Backoff, BackoffPolicy, random_unit};
 pub use files::raise_open_files;
+pub use latch::Latch;
 pub use shutdown::{Phase, Shutdown};
 pub use signals::{Signals, signals};
 pub use tasks::{Panicked, Task, TaskEnded, TaskGroup};
-pub use told::Told;
 
 /// Tasks that run until the runtime looks at its sockets, and until those have their turn that let the others go first
 /// (`tunnel::transport::cork`); tokio's own 61 are all requests of a busy connection, which then go from hop to hop in

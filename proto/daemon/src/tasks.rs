@@ -19,7 +19,7 @@ use tokio::{
 };
 use tracing::Instrument;
 
-use super::Told;
+use super::Latch;
 
 /// A set of tasks with one owner. Clones share the set, so that a task of the group can spawn into it. When the last
 /// clone is dropped, or at [`TaskGroup::abort`], the tasks that still run are aborted; a clone inside a task counts, so
@@ -42,7 +42,7 @@ struct Tasks {
     state: Mutex<State>,
     /// Told when no task runs any more.
     idle: Notify,
-    panicked: Told<Panicked>,
+    panicked: Latch<Panicked>,
 }
 
 #[derive(Default)]
@@ -85,7 +85,7 @@ pub enum TaskEnded {
 impl TaskGroup {
     /// An empty group. The name is a log field.
     pub fn new(name: &'static str) -> Self {
-        let tasks = Tasks { state: Mutex::default(), idle: Notify::new(), panicked: Told::default() };
+        let tasks = Tasks { state: Mutex::default(), idle: Notify::new(), panicked: Latch::default() };
         Self { inner: Arc::new(Inner { name, tasks: Arc::new(tasks) }) }
     }
 
@@ -235,7 +235,7 @@ fn watched<F: Future>(
         let result = result.map_err(|panic| {
             let panicked = Panicked { group, task, message: panic_text(&*panic) };
             tracing::error!(group, task, message = panicked.message, "task panicked");
-            ended.tasks.panicked.tell_first(panicked.clone());
+            ended.tasks.panicked.set_first(panicked.clone());
             panicked
         });
         drop(ended);

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, fmt::Write as _, fs::File, io::Write as _, path
 
 use anyhow::Context;
 
-use super::Told;
+use super::Tally;
 use crate::replicas::Replicas;
 
 /// Tables that keep what was, for a time or for ever: they grow with each user who comes and goes, and are shown alone.
@@ -41,7 +41,7 @@ impl Figures {
     }
 
     /// Reads the figures of every replica once, and writes a line.
-    pub fn look(&mut self, replicas: &Replicas, after: Duration, told: &Told) -> anyhow::Result<()> {
+    pub fn look(&mut self, replicas: &Replicas, after: Duration, told: &Tally) -> anyhow::Result<()> {
         let mut seen = BTreeMap::new();
         for number in 0..replicas.count() {
             let (name, pid) = (replicas.name(number), replicas.pid(number)?);

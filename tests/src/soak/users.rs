@@ -21,7 +21,7 @@ const PRINCIPALS: &str = "/providers/Microsoft.Authorization/servicePrincipals";
 
 /// What came of it.
 #[derive(Default)]
-pub struct Told {
+pub struct Tally {
     /// Requests that were answered as they should be.
     pub good: u64,
     /// Of these, those that were answered at another try.
@@ -41,7 +41,7 @@ pub struct Load<'a> {
     /// Whether all is over.
     pub stop: &'a AtomicBool,
     /// What came of it.
-    pub told: &'a Mutex<Told>,
+    pub told: &'a Mutex<Tally>,
 }
 
 impl Load<'_> {

@@ -549,7 +549,7 @@ mod tests {
         config::LockedSetting,
         roles::extension_manager::{
             releases::Revision,
-            state::{Status, Told, Wanted},
+            state::{Acknowledged, Status, Wanted},
         },
     };
 
@@ -560,7 +560,7 @@ mod tests {
             created: "2026-11-27T10:00:00Z".to_owned(),
             wanted: Wanted { generation: 1, properties, ..Wanted::default() },
             status: Status::default(),
-            told: Told::default(),
+            told: Acknowledged::default(),
             bytes: 0,
         }
     }

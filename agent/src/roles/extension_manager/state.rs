@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::Extensions;
-pub use crate::roles::objects::state::{Fault, Happened, Phase, Problem, Told, Wanted, bounded};
+pub use crate::roles::objects::state::{Acknowledged, Fault, Happened, Phase, Problem, Wanted, bounded};
 
 /// An extension. Its name is also that of its release.
 pub type Extension = crate::roles::objects::state::Item<Extensions>;

@@ -34,7 +34,7 @@ use crate::{
             hidden::Hidden,
             parts::Ledger,
             progress::{Progress, operation, working},
-            state::{Fault, Happened, Item, Phase, Problem, Record, Status, Told, Wanted},
+            state::{Acknowledged, Fault, Happened, Item, Phase, Problem, Record, Status, Wanted},
             store::{CONTENT, Store, content},
         },
     },
@@ -318,7 +318,7 @@ impl<G: Gateway, K: Configurations> Converge<'_, G, K> {
                 created: String::new(),
                 wanted: Wanted { deleting: true, properties, ..Wanted::default() },
                 status: Status::default(),
-                told: Told::default(),
+                told: Acknowledged::default(),
                 bytes: 0,
             };
             let _turn = self.turn.lock().await;

@@ -37,7 +37,7 @@ use self::{
     access::{Access, AccessError},
     answer::AnswerBody,
     body::{Outgoing, RequestBody},
-    connect::{Connector, Told},
+    connect::{Connector, FailureLog},
     pool::{Http1, LIFE_MAX, Lease, List, Pace, Pool, Sender},
 };
 use super::{impersonate::UpstreamHead, target::Target};
@@ -98,7 +98,7 @@ impl Apiserver {
         let authority: uri::Authority =
             access.authority().parse().map_err(|err: uri::InvalidUri| DialError::Request(err.into()))?;
         let host = HeaderValue::from_str(authority.as_str()).map_err(|err| DialError::Request(err.into()))?;
-        let connector = Arc::new(Connector { access, authority, host, tasks, told: Told::default() });
+        let connector = Arc::new(Connector { access, authority, host, tasks, told: FailureLog::default() });
         Ok(Self { connector, pool: Arc::default(), bare: Arc::default(), room: Arc::default() })
     }
 

@@ -51,7 +51,7 @@ struct Part {
 
 /// What a message tells of the parts of an object.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Told {
+pub struct PartsMessage {
     /// In the message.
     pub parts: Parts,
     /// Of which generation.
@@ -128,7 +128,7 @@ impl Ledger {
     }
 
     /// What is to be told next of an object, in about `bytes` at most; none: nothing, or its parts are not known yet.
-    pub fn next(&self, object: &str, generation: i64, bytes: usize) -> Option<Told> {
+    pub fn next(&self, object: &str, generation: i64, bytes: usize) -> Option<PartsMessage> {
         let mut books = self.books();
         let book = books.get_mut(object)?;
         if book.due.is_some_and(|due| Instant::now() < due) {
@@ -154,11 +154,11 @@ impl Ledger {
         *position += 1;
         let parts = Parts { after: book.position, position: *position, values };
         drop(position);
-        Some(Told { parts, generation, digests })
+        Some(PartsMessage { parts, generation, digests })
     }
 
     /// The gateway has answered this.
-    pub fn taken(&self, object: &str, told: Told) {
+    pub fn taken(&self, object: &str, told: PartsMessage) {
         let mut books = self.books();
         let Some(book) = books.get_mut(object) else { return };
         (book.agains, book.due) = (0, None);

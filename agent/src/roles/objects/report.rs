@@ -17,7 +17,7 @@ use super::{
     follow::Follow,
     gateway::Gateway,
     parts::{self, Ledger},
-    state::{Item, Told},
+    state::{Acknowledged, Item},
     store::Store,
 };
 use crate::{chain, tunnel::api::AGAIN};
@@ -47,7 +47,7 @@ pub struct Report<'a, G, K: Kind> {
 }
 
 /// What is to be told of an object, and what has been told when that was taken.
-fn untold<K: Kind>(item: &Item<K>, parts: Option<Parts>, most: usize) -> Option<(ObjectStatus, Told)> {
+fn untold<K: Kind>(item: &Item<K>, parts: Option<Parts>, most: usize) -> Option<(ObjectStatus, Acknowledged)> {
     let (status, told) = (&item.status, &item.told);
     let state = status.state?;
     let digest = digest(item);
@@ -59,7 +59,7 @@ fn untold<K: Kind>(item: &Item<K>, parts: Option<Parts>, most: usize) -> Option<
         return None;
     }
     let events: Vec<_> = status.events.iter().filter(is_new).take(most).cloned().collect();
-    let next = Told {
+    let next = Acknowledged {
         digest,
         event: events.iter().map(|event| event.number).max().unwrap_or(0).max(told.event),
         last: events.iter().map(|event| event.last.clone()).max().unwrap_or_default().max(told.last.clone()),
@@ -88,7 +88,7 @@ fn fitted<K: Kind>(
     item: &Item<K>,
     ledger: Option<&Ledger>,
     bytes: usize,
-) -> Option<(ObjectStatus, Told, Option<parts::Told>)> {
+) -> Option<(ObjectStatus, Acknowledged, Option<parts::PartsMessage>)> {
     let none = || Some(Parts { after: None, position: 0, values: Default::default() });
     let (mut events, mut alone) = (EVENTS_AT_ONCE, size(&untold(item, none(), EVENTS_AT_ONCE)?.0));
     while alone > MESSAGE_BYTES && events > 1 {
@@ -199,7 +199,7 @@ impl<G: Gateway, K: Kind> Report<'_, G, K> {
         Ok(true)
     }
 
-    fn took_parts(&self, name: &str, parts: Option<parts::Told>, again: bool) {
+    fn took_parts(&self, name: &str, parts: Option<parts::PartsMessage>, again: bool) {
         let Some(ledger) = self.parts else { return };
         if again {
             ledger.again(name);
@@ -235,7 +235,7 @@ mod tests {
             created: String::new(),
             wanted: Wanted::default(),
             status: Status::<Extensions> { state: Some(ObjectState::Failed), ..Status::default() },
-            told: Told::default(),
+            told: Acknowledged::default(),
             bytes: 0,
         };
         // Characters of three bytes, and such that are escaped.
@@ -268,7 +268,7 @@ mod tests {
             created: String::new(),
             wanted: Wanted::default(),
             status: Status::<Extensions> { state: Some(ObjectState::Creating), ..Status::default() },
-            told: Told::default(),
+            told: Acknowledged::default(),
             bytes: 0,
         };
         assert!(untold(&extension, None, EVENTS_AT_ONCE).is_some());

@@ -135,7 +135,7 @@ pub struct Status<K: Kind> {
 /// What the gateway has taken of a status.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct Told {
+pub struct Acknowledged {
     /// Digest of the status.
     pub digest: String,
     /// The number of the last event.
@@ -158,7 +158,7 @@ pub struct Item<K: Kind> {
     /// How far it is.
     pub status: Status<K>,
     /// What was told of it.
-    pub told: Told,
+    pub told: Acknowledged,
     /// Bytes of its properties.
     pub bytes: usize,
 }

@@ -25,7 +25,7 @@ use tokio::sync::{Notify, watch};
 
 use super::{
     Kind,
-    state::{Fault, Item, Problem, Status, Told, Wanted},
+    state::{Acknowledged, Fault, Item, Problem, Status, Wanted},
 };
 use crate::chain;
 
@@ -302,7 +302,7 @@ impl<K: Kind> Store<K> {
     }
 
     /// This was told.
-    pub async fn set_told(&self, name: &str, told: &Told) -> Result<(), String> {
+    pub async fn set_told(&self, name: &str, told: &Acknowledged) -> Result<(), String> {
         let _turn = self.turn.lock().await;
         match locked(&self.all).get_mut(name) {
             Some(known) => known.told = told.clone(),
@@ -313,8 +313,8 @@ impl<K: Kind> Store<K> {
 
     /// The gateway may not know any more what it was told: everything is told again.
     pub async fn tell_anew(&self) -> Result<(), String> {
-        for item in self.all().into_iter().filter(|one| one.told != Told::default()) {
-            self.set_told(&item.name, &Told::default()).await?;
+        for item in self.all().into_iter().filter(|one| one.told != Acknowledged::default()) {
+            self.set_told(&item.name, &Acknowledged::default()).await?;
         }
         self.tell();
         Ok(())

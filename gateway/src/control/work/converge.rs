@@ -14,7 +14,7 @@ use crate::{
         objects::{Followed, NOBODY_MS},
     },
     object::Object,
-    store::{batch::Batch, operations::Operation, resources::Stored, statuses::Told},
+    store::{batch::Batch, operations::Operation, resources::Stored, statuses::ReportedStatus},
 };
 
 /// Waits until the agents of a cluster have done what a write wants there.
@@ -38,13 +38,13 @@ pub(super) fn generation(operation: &Operation) -> i64 {
 }
 
 /// How far a generation is, if anything was told of it.
-pub(super) fn state(told: Option<&Told>, generation: i64) -> Option<ObjectState> {
+pub(super) fn state(told: Option<&ReportedStatus>, generation: i64) -> Option<ObjectState> {
     let told = told.filter(|told| told.generation >= generation)?;
     serde_json::from_value(told.status["state"].clone()).ok()
 }
 
 /// Why it failed, as the cluster told it.
-pub(super) fn error(told: Option<Told>, kind: Option<&Followed>, unsaid: &str) -> Value {
+pub(super) fn error(told: Option<ReportedStatus>, kind: Option<&Followed>, unsaid: &str) -> Value {
     let error = told.map(|told| told.status["error"].clone()).filter(Value::is_object);
     error.unwrap_or_else(|| json!({"code": kind.map_or("OperationFailed", |kind| kind.code), "message": unsaid}))
 }
@@ -150,7 +150,7 @@ pub(super) async fn failed(control: &Control, operation: &Operation, code: &str,
     let mut status = old.as_ref().map_or_else(|| json!({}), |old| old.status.clone());
     status["state"] = json!(ObjectState::Failed);
     status["error"] = json!({"code": code, "message": message});
-    let new = Told { generation: generation(operation), told_ms: control.now_ms(), status };
+    let new = ReportedStatus { generation: generation(operation), told_ms: control.now_ms(), status };
     control.store.keep_told(&operation.resource, &new, |events| events).await.map_err(chain)?;
     Ok(())
 }

@@ -15,7 +15,7 @@ use crate::{
     managed::{FINISHED, Managed},
     object::Object,
     resources::connected_cluster,
-    store::{StoreError, resources::Stored, statuses::Told, with_child::Child},
+    store::{StoreError, resources::Stored, statuses::ReportedStatus, with_child::Child},
     stored::last_name,
 };
 
@@ -153,7 +153,7 @@ pub struct Refusal {
 }
 
 /// Those of them that still hold: not after some minutes, for another template, or when somebody has resumed it.
-pub fn refused(told: Option<&Told>, assignment: &Assignment, now_ms: i64) -> Refusals {
+pub fn refused(told: Option<&ReportedStatus>, assignment: &Assignment, now_ms: i64) -> Refusals {
     let Some(status) = told.map(|told| &told.status) else { return Refusals::new() };
     if status["template"] != assignment.template || status["resumed"] != assignment.resumed {
         return Refusals::new();
@@ -181,9 +181,26 @@ pub async fn look(control: &Control, assignment: &Assignment, refused: &Refusals
     Ok(fleet)
 }
 
-/// Up to `rows` clusters of an assignment behind a key, of those in a `wanted` state, in the order of their keys; and the
-/// key behind which others may be, if these are not all. It looks at [`CLUSTERS_A_LIST`] clusters at most, so that it may
-/// find none though there are more.
+/// Which clusters of an assignment a list is asked for.
+pub struct ListQuery {
+    /// Clusters behind this key, in the order of their keys.
+    pub after: String,
+    /// At most this many.
+    pub rows: u32,
+    /// Those in this state; all if none is named.
+    pub wanted: Option<State>,
+}
+
+/// A page of an assignment's clusters.
+pub struct MemberList {
+    /// The clusters.
+    pub members: Vec<Member>,
+    /// The key behind which others may be; none after the last page.
+    pub next: Option<String>,
+}
+
+/// A page of an assignment's clusters. It looks at [`CLUSTERS_A_LIST`] clusters at most, so that it may find none though
+/// there are more.
 ///
 /// # Errors
 /// The store cannot be read.
@@ -191,8 +208,8 @@ pub async fn list(
     control: &Control,
     assignment: &Assignment,
     refused: &Refusals,
-    (after, rows, wanted): (String, u32, Option<State>),
-) -> Result<(Vec<Member>, Option<String>), StoreError> {
+    ListQuery { after, rows, wanted }: ListQuery,
+) -> Result<MemberList, StoreError> {
     let (mut found, mut looking) = (Vec::new(), Looking::new(control, assignment, refused));
     // What is asked for first; then more at once, for few are.
     let (mut after, mut left, mut some) = (after, CLUSTERS_A_LIST, rows.min(CLUSTERS_AT_ONCE));
@@ -204,16 +221,16 @@ pub async fn list(
         if is_full || found.len() > rows as usize {
             found.truncate(rows as usize);
             let last = found.last().map(|last| last.key.clone());
-            return Ok((found, last));
+            return Ok(MemberList { members: found, next: last });
         }
         match next {
             Some(next) => after = next,
-            None => return Ok((found, None)),
+            None => return Ok(MemberList { members: found, next: None }),
         }
         left -= some;
         some = CLUSTERS_AT_ONCE.min(left);
     }
-    Ok((found, Some(after)))
+    Ok(MemberList { members: found, next: Some(after) })
 }
 
 /// A look at clusters of an assignment.
@@ -408,7 +425,7 @@ pub async fn made_by(control: &Control, assignment: &Assignment) -> Result<Vec<S
 }
 
 /// What a cluster's own words make of it. `complies`: it also tells whether what was applied complies.
-fn judge(member: &mut Member, told: &Told, complies: bool) {
+fn judge(member: &mut Member, told: &ReportedStatus, complies: bool) {
     let (error, details) = (&told.status["error"], &told.status["details"]);
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     member.commit = details["sourceSyncedCommitId"].as_str().map(str::to_owned);

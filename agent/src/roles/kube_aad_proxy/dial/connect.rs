@@ -66,14 +66,14 @@ pub(super) struct Connector {
     pub(super) host: HeaderValue,
     /// Connections are tasks of it.
     pub(super) tasks: TaskGroup,
-    pub(super) told: Told,
+    pub(super) told: FailureLog,
 }
 
 /// What the log says of an apiserver that cannot be connected to: each new reason once, and again after [`TELL_AGAIN`].
 #[derive(Default)]
-pub(super) struct Told(Mutex<Option<(String, Instant)>>);
+pub(super) struct FailureLog(Mutex<Option<(String, Instant)>>);
 
-impl Told {
+impl FailureLog {
     fn note(&self, failure: Option<&DialError>) {
         let mut told = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(failure) = failure else {

@@ -180,7 +180,7 @@ async fn read_control(shared: &Shared, messages: &mut Messages, pending: &Pendin
             Ok(Control::Stop { stream, code }) => shared.peer_stop(stream, code),
             Ok(Control::Drain { code, reconnect_within_ms }) => {
                 let reconnect_within = Duration::from_millis(reconnect_within_ms);
-                shared.drain.tell(Drain { code, reconnect_within });
+                shared.drain.set(Drain { code, reconnect_within });
             }
             Ok(Control::Close { code, message }) => return Some(Closed { code, message, by_peer: true }),
             Err(error) => return Some(protocol(format!("control message: {error}"))),

@@ -27,7 +27,7 @@ use std::{
     time::Duration,
 };
 
-use daemon::Told;
+use daemon::Latch;
 use tokio::{sync::Notify, time::Instant};
 use types::{ids::StreamId, limits};
 
@@ -73,8 +73,8 @@ pub(crate) struct Shared {
     pub(crate) room: Room,
     pub(crate) life: Life,
     pub(crate) resets: Resets,
-    closed: Told<Closed>,
-    pub(crate) drain: Told<Drain>,
+    closed: Latch<Closed>,
+    pub(crate) drain: Latch<Drain>,
 }
 
 /// Why a stream that the peer opened is not taken.
@@ -100,14 +100,14 @@ impl Shared {
             room: Room::new(),
             life: Life::new(begun, rtt),
             resets: Resets::new(begun, remembers_resets),
-            closed: Told::default(),
-            drain: Told::default(),
+            closed: Latch::default(),
+            drain: Latch::default(),
         }
     }
 
     /// Takes a place and an id for a stream that this end opens.
     pub(crate) fn lease(self: &Arc<Self>) -> Result<Arc<Lease>, OpenError> {
-        if self.drain.is_told() {
+        if self.drain.is_set() {
             return Err(OpenError::Draining);
         }
         if !self.count() {
@@ -194,7 +194,7 @@ impl Shared {
     /// Ends the tunnel, whoever is first: all that is pending fails at once. Whether this call was first.
     pub(crate) fn end(&self, closed: Closed) -> bool {
         let code = closed.code;
-        let first = self.closed.tell_first(closed);
+        let first = self.closed.set_first(closed);
         if first {
             self.table.lose(code);
         }

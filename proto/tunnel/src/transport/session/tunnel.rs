@@ -39,7 +39,7 @@ impl SessionTunnel {
                 // Boxed, so that this rare case does not enlarge the future of every stream.
                 () = Box::pin(sleep(wait)) => {}
             }
-            if self.shared.drain.is_told() {
+            if self.shared.drain.is_set() {
                 return Err(OpenError::Draining);
             }
         }

@@ -11,7 +11,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use daemon::{TaskGroup, Told};
+use daemon::{Latch, TaskGroup};
 use futures_util::{FutureExt, StreamExt, stream::FuturesUnordered};
 use h2::{client, server};
 use http::{
@@ -55,7 +55,7 @@ const PATH_PARKED: &str = "/p";
 
 pub(crate) struct Link {
     side: Side,
-    closed: Arc<Told<Closed>>,
+    closed: Arc<Latch<Closed>>,
     /// For the driver to set.
     window: Arc<Window>,
     /// Bytes of heads that were queued without room and are not sent yet.
@@ -65,11 +65,11 @@ pub(crate) struct Link {
 }
 
 /// Tells that the connection is over, also where what drives it was aborted.
-struct End(Arc<Told<Closed>>);
+struct End(Arc<Latch<Closed>>);
 
 impl Drop for End {
     fn drop(&mut self) {
-        self.0.tell_first(lost(None));
+        self.0.set_first(lost(None));
     }
 }
 
@@ -115,7 +115,7 @@ where
     let (requests, connection) = deadline(client_builder().handshake(io)).await?;
     // Boxed, so that the futures that it is moved to stay small (decision 13).
     let connection = Box::new(connection);
-    let closed = Arc::new(Told::default());
+    let closed = Arc::new(Latch::default());
     let end = End(Arc::clone(&closed));
     let window = Arc::<Window>::default();
     let wanted = Arc::clone(&window);
@@ -123,7 +123,7 @@ where
     let tasks = TaskGroup::new("h2");
     tasks.spawn("driver", async move {
         let error = cork.drive(drive(connection, wanted, looks)).await;
-        end.0.tell_first(lost(error));
+        end.0.set_first(lost(error));
     });
     let kept = Kept { shelves, graves: Graves(tasks.clone()) };
     let parker = Mutex::new(Box::new(Parker::new(requests.clone(), kept.clone())));
@@ -141,14 +141,14 @@ where
     let connection = Box::new(deadline(server_builder().handshake(io)).await?);
     let (accept, accepted) = mpsc::channel(limits::STREAMS_PER_TUNNEL as usize);
     let (park, parked) = mpsc::channel(STREAMS as usize);
-    let closed = Arc::new(Told::default());
+    let closed = Arc::new(Latch::default());
     let end = End(Arc::clone(&closed));
     let window = Arc::<Window>::default();
     let wanted = Arc::clone(&window);
     let tasks = TaskGroup::new("h2");
     tasks.spawn("driver", async move {
         let error = cork.drive(serve(connection, wanted, shelves, accept, park)).await;
-        end.0.tell_first(lost(error));
+        end.0.set_first(lost(error));
     });
     let link = Link {
         side: Side::Agent { accepted: Mutex::new(accepted), parked: Mutex::new(parked) },
