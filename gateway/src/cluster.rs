@@ -6,6 +6,7 @@ pub mod wanted;
 
 use std::sync::Arc;
 
+use aws_lc_rs::digest;
 use certs::Peer;
 use tunnel::wire::close::CloseCode;
 use types::{
@@ -17,6 +18,12 @@ use self::wanted::Wanted;
 
 /// The action that lets somebody reach the cluster's apiserver through the gateway.
 pub const REACH: &str = "Microsoft.Kubernetes/connectedClusters/listClusterUserCredential/action";
+
+/// Where a cluster of this key stands in the order of waves: as good as by chance, and the same each time.
+pub fn wave_order(key: &str) -> [u8; 8] {
+    let sum = digest::digest(&digest::SHA256, key.as_bytes());
+    std::array::from_fn(|at| sum.as_ref()[at])
+}
 
 /// A registered cluster.
 #[derive(Debug, PartialEq, Eq)]

@@ -1,18 +1,26 @@
-//! What the parts of a running gateway share.
+//! The parts of a running gateway that its modules share: registries, bounds, metrics, trust, and the tasks' group. One
+//! value of [`Core`] is made at the start and lives as long as the process; what may change while it runs is behind a
+//! lock or an atomic pointer of its own.
 
 use std::sync::Arc;
 
+use ::tunnel::transport::Incoming;
 use arc_swap::{ArcSwap, ArcSwapOption};
 use certs::Roots;
 use daemon::{Shutdown, TaskGroup};
 use tokio_rustls::TlsAcceptor;
+use types::ids::ClusterKey;
 
 use crate::{
     admission::{limit::Admissions, pace::Pace, refused::Refusals},
     audit::AuditLog,
     config::Limits,
     control::Control,
-    fleet::{asked::Asked, registry::Registry, told::AgentReports},
+    fleet::{
+        asked::Asked,
+        registry::{LiveTunnel, Registry},
+        told::AgentReports,
+    },
     hop::Hops,
     issuer::Issuer,
     metrics::Metrics,
@@ -22,6 +30,12 @@ use crate::{
     snapshot::Snapshots,
     trust::Trust,
 };
+
+/// Serves the streams that an agent opens on one tunnel. Tunnels know no more of what agents ask.
+pub trait AgentStreams: Send + Sync {
+    /// Serves a stream in a task of its own, or refuses it at once.
+    fn start(&self, core: &Arc<Core>, tunnel: &Arc<LiveTunnel>, incoming: Incoming);
+}
 
 /// The shared parts.
 pub struct Core {
@@ -35,6 +49,8 @@ pub struct Core {
     pub told: AgentReports,
     /// How much clusters' agents may ask.
     pub agents: Asked,
+    /// Makes what serves the streams that an agent opens on a tunnel of this cluster.
+    pub agent_streams: fn(&Asked, &ClusterKey) -> Box<dyn AgentStreams>,
     /// Streams by user and cluster.
     pub slots: Arc<Slots>,
     /// For what is kept of request bodies until their answers begin.

@@ -15,13 +15,14 @@
 //! | [`init`], [`lost`], [`renew`], [`roll_over`] | what an operator does: a new gateway's folder, another key, certificates, another authority |
 //! | **who comes in** | |
 //! | [`listen`] | TLS and HTTP on users' sockets, and whom a request goes to |
+//! | **what works by itself** | |
+//! | [`rollout`] | one resource for many clusters, wave by wave, written by the API in the name of who assigned it |
+//! | [`upgrades`] | another version of the agents for many clusters, wave by wave |
 //! | **who answers** | |
 //! | [`request`] | the stages of a request to a cluster, in order |
 //! | [`api`] | the resource API: one request's way through it |
 //! | [`tunnels`] | listeners for agents, the hello, sessions of tunnels |
 //! | [`peers`] | what other replicas of this gateway ask: requests to clusters whose tunnel is here |
-//! | [`rollout`] | one resource for many clusters, wave by wave |
-//! | [`upgrades`] | another version of the agents for many clusters, wave by wave |
 //! | [`agents`] | what agents ask beside: certificates, heartbeats, desired state |
 //! | **what they share, live** | |
 //! | [`core`] | the parts of a running gateway |
@@ -373,6 +374,7 @@ impl Gateway {
         let core = Arc::new(Core {
             told: Default::default(),
             agents: Default::default(),
+            agent_streams: agents::tunnel::Exchanges::streams,
             snapshots,
             sessions: Sessions::new(Arc::clone(&metrics)),
             tunnels,

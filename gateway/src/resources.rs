@@ -69,9 +69,15 @@ pub fn for_control() -> Kinds {
         deciding: deciding(),
         configured: |settings| KINDS.iter().flat_map(|kind| kind.configured(settings)).collect(),
         followed: KINDS.iter().filter_map(|kind| kind.follows()).collect(),
-        woken_by: fleet_assignment::woken_by,
-        wakes_nobody: fleet_assignment::wakes_nobody,
+        woken_by,
+        wakes_nobody: |old, new| KINDS.iter().all(|kind| kind.is_unmoved_by(old, new)),
     }
+}
+
+/// About what operations are looked at again once the resource of a key was written, or deleted.
+fn woken_by(key: &str, deleted: bool) -> Vec<String> {
+    let Ok(id) = ResourceId::parse(key) else { return Vec::new() };
+    KINDS.iter().flat_map(|kind| kind.woken_by(&id, deleted)).collect()
 }
 
 /// The kept resource of an id, or what is built in.
@@ -283,6 +289,17 @@ pub trait Kind: Send + Sync {
     /// The kind of work that a long-running deletion is.
     fn taken_down_by(&self) -> &'static str {
         "delete"
+    }
+
+    /// The work of which resources of this kind looks again once any resource was written, or deleted: their keys, or
+    /// keys that they are below.
+    fn woken_by(&self, _changed: &ResourceId, _deleted: bool) -> Vec<String> {
+        Vec::new()
+    }
+
+    /// Whether nothing that the work of this kind looks at has changed between two versions of any resource.
+    fn is_unmoved_by(&self, _old: &Stored, _new: &Stored) -> bool {
+        true
     }
 
     /// The kind of resources that it writes in the name of who wrote it, below what holds it: who writes or deletes it

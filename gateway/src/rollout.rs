@@ -11,7 +11,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use aws_lc_rs::digest;
 use daemon::Shutdown;
 use futures_util::future::{BoxFuture, join_all};
 use http::{HeaderMap, Method};
@@ -25,6 +24,7 @@ use crate::{
     },
     api_error::ApiError,
     audit::AuditLog,
+    cluster::wave_order,
     control::{
         Control,
         work::{Step, Work},
@@ -375,7 +375,7 @@ impl Rollouts {
                 tokio::task::yield_now().await;
             }
             if member.state == State::Waiting && member.is_ready {
-                waiting.push((order(&member.key), place));
+                waiting.push((wave_order(&member.key), place));
             }
         }
         if room == 0 || waiting.is_empty() {
@@ -453,12 +453,6 @@ impl Rollouts {
         self.record(&assignment.id, "PUT", id.as_str(), &made);
         made.map(drop).map_err(|error| Refused::of(&error))
     }
-}
-
-/// Where a cluster stands in the order of the waves: as good as by chance, and the same each time.
-pub fn order(key: &str) -> [u8; 8] {
-    let sum = digest::digest(&digest::SHA256, key.as_bytes());
-    std::array::from_fn(|at| sum.as_ref()[at])
 }
 
 /// A refusal as it is kept.

@@ -23,7 +23,7 @@ use super::{Agent, Call, OF_TUNNELS, Reply, answered, busy, certificate, egress,
 use crate::{
     api_error::ApiError,
     control::Control,
-    core::Core,
+    core::{AgentStreams, Core},
     fleet::{
         asked::{Asked, EXCHANGES_OF_CLUSTER, OfCluster},
         registry::LiveTunnel,
@@ -51,13 +51,14 @@ pub struct Exchanges {
 
 impl Exchanges {
     /// Of a tunnel of a cluster.
-    pub fn new(asked: &Asked, cluster: &ClusterKey) -> Self {
+    pub fn streams(asked: &Asked, cluster: &ClusterKey) -> Box<dyn AgentStreams> {
         let [places, egress] = [EXCHANGES, EGRESS].map(|places| Arc::new(Semaphore::new(places)));
-        Self { places, egress, cluster: asked.of(cluster) }
+        Box::new(Self { places, egress, cluster: asked.of(cluster) })
     }
+}
 
-    /// Serves a stream that the agent opened, in a task of its own.
-    pub fn start(&self, core: &Arc<Core>, tunnel: &Arc<LiveTunnel>, incoming: Incoming) {
+impl AgentStreams for Exchanges {
+    fn start(&self, core: &Arc<Core>, tunnel: &Arc<LiveTunnel>, incoming: Incoming) {
         let Incoming { head, mut stream } = incoming;
         let head = match RequestHead::decode(head) {
             Ok(head) => head,

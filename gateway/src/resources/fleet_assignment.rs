@@ -279,30 +279,6 @@ fn of_template(kept: &Map<String, Value>) -> Map<String, Value> {
     kept.iter().filter_map(place).collect()
 }
 
-/// Whether no assignment has anything to do with what has changed of a cluster: it has the tags of before.
-pub fn wakes_nobody(old: &Stored, new: &Stored) -> bool {
-    new.kind.eq_ignore_ascii_case(connected_cluster::NAME)
-        && old.is_deleting() == new.is_deleting()
-        && old.body.get("tags") == new.body.get("tags")
-}
-
-/// About which assignments it is looked again once the resource of a key was written, or deleted: of a cluster all that
-/// are for its group or subscription.
-pub fn woken_by(key: &str, deleted: bool) -> Vec<String> {
-    let Ok(id) = ResourceId::parse(key) else { return Vec::new() };
-    let all_at = |scope: &str| fold(&format!("{scope}/providers/{}", NAME.split('/').next().unwrap_or_default()));
-    let subscription = format!("/subscriptions/{}", id.subscription());
-    let is_made = TEMPLATES.iter().any(|kind| id.is(kind));
-    match id.resource_group() {
-        _ if id.is(NAME) => vec![id.key().to_owned()],
-        Some(group) if id.is(connected_cluster::NAME) || (deleted && is_made) => {
-            vec![all_at(&subscription), all_at(&format!("{subscription}/resourceGroups/{group}"))]
-        }
-        Some(_) if deleted && id.is(RESOURCE_GROUPS) => vec![all_at(&subscription)],
-        _ => Vec::new(),
-    }
-}
-
 impl Kind for FleetAssignments {
     fn name(&self) -> &'static str {
         NAME
@@ -326,6 +302,28 @@ impl Kind for FleetAssignments {
 
     fn deletes_slowly(&self) -> bool {
         true
+    }
+
+    /// Of a cluster all assignments that are for its group or subscription.
+    fn woken_by(&self, id: &ResourceId, deleted: bool) -> Vec<String> {
+        let all_at = |scope: &str| fold(&format!("{scope}/providers/{}", NAME.split('/').next().unwrap_or_default()));
+        let subscription = format!("/subscriptions/{}", id.subscription());
+        let is_made = TEMPLATES.iter().any(|kind| id.is(kind));
+        match id.resource_group() {
+            _ if id.is(NAME) => vec![id.key().to_owned()],
+            Some(group) if id.is(connected_cluster::NAME) || (deleted && is_made) => {
+                vec![all_at(&subscription), all_at(&format!("{subscription}/resourceGroups/{group}"))]
+            }
+            Some(_) if deleted && id.is(RESOURCE_GROUPS) => vec![all_at(&subscription)],
+            _ => Vec::new(),
+        }
+    }
+
+    /// No assignment has anything to do with what has changed of a cluster that has the tags of before.
+    fn is_unmoved_by(&self, old: &Stored, new: &Stored) -> bool {
+        new.kind.eq_ignore_ascii_case(connected_cluster::NAME)
+            && old.is_deleting() == new.is_deleting()
+            && old.body.get("tags") == new.body.get("tags")
     }
 
     fn keeps_up(&self) -> Option<&'static str> {

@@ -11,7 +11,7 @@ use rustls::pki_types::CertificateDer;
 use tunnel::{transport::loss::Loss, wire::close::CloseCode};
 
 use super::handshake::{TUNNELS_PER_CLUSTER, Welcomed};
-use crate::{agents::tunnel::Exchanges, core::Core, fleet::registry::LiveTunnel, skew};
+use crate::{core::Core, fleet::registry::LiveTunnel, skew};
 
 /// Agents dial elsewhere within this when the gateway drains.
 const RECONNECT_WITHIN: Duration = Duration::from_secs(1);
@@ -67,7 +67,7 @@ pub async fn run(core: Arc<Core>, welcomed: Welcomed) {
         agent.version = info.agent_version,
         "tunnel up"
     );
-    let exchanges = Exchanges::new(&core.agents, &tunnel.cluster.key);
+    let streams = (core.agent_streams)(&core.agents, &tunnel.cluster.key);
     let mut changes = core.snapshots.watch();
     // What has changed since the hello was judged is looked at too.
     changes.mark_changed();
@@ -126,7 +126,7 @@ pub async fn run(core: Arc<Core>, welcomed: Welcomed) {
             }
             incoming = handle.accept() => if let Ok(incoming) = incoming {
                 tunnel.use_now();
-                exchanges.start(&core, tunnel, incoming);
+                streams.start(&core, tunnel, incoming);
             },
         }
     }

@@ -12,9 +12,11 @@ use serde_json::{Value, json};
 use types::{agent_api::Upgrade, instants::instant};
 
 use crate::{
-    cluster::upgrade::{Noted, State},
+    cluster::{
+        upgrade::{Noted, State},
+        wave_order,
+    },
     config::upgrades::Upgrades,
-    rollout::order,
 };
 
 /// The first version whose agents upgrade themselves.
@@ -160,7 +162,7 @@ impl Said {
 /// Tells a failure from all others of its version: by the cluster, and by when its agents last told another state.
 fn failure(member: &Member) -> String {
     let told = member.told.as_ref().map_or("", |told| &told.time);
-    types::ids::hex(&order(&format!("{}\0{told}", member.key)))
+    types::ids::hex(&wave_order(&format!("{}\0{told}", member.key)))
 }
 
 /// What is to be noted of a cluster.
@@ -281,7 +283,7 @@ pub fn plan(members: &[Member], offer: Offer<'_>, settings: &Upgrades, said: &Sa
     room = room.saturating_sub(plan.phases.get(&Phase::Running).copied().unwrap_or_default());
     // Another order for each version, so that it is not always the same clusters that go first.
     judged.sort_by_cached_key(|one| {
-        order(&format!("{}\0{}", one.version.as_deref().unwrap_or_default(), one.member.key))
+        wave_order(&format!("{}\0{}", one.version.as_deref().unwrap_or_default(), one.member.key))
     });
     for one in &judged {
         let (member, noted) = (one.member, &one.member.noted);
