@@ -2,8 +2,8 @@
 
 use std::{
     fs::{self, File},
-    io::{Read, Write},
-    os::unix::fs::{MetadataExt, OpenOptionsExt},
+    io::Read,
+    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
 };
 
@@ -14,6 +14,7 @@ use catalogue::{
     limits::KEY_FILE_BYTES,
 };
 use clap::Subcommand;
+use daemon::atomic;
 use rustix::process::geteuid;
 use secrecy::{ExposeSecret, ExposeSecretMut, SecretBox, SecretString};
 use serde_json::{Value, json};
@@ -118,8 +119,8 @@ fn make(path: &Path, folder: &Folder) -> Outcome<SigningKey> {
     outside(path, folder)?;
     let key = SigningKey::generate()?;
     let pem = SecretString::from(key.to_pem()?);
-    create(path, pem.expose_secret(), 0o600)?;
-    if let Err(failure) = create(&public_file(path), &key.public().to_pem(), 0o644) {
+    create(path, pem.expose_secret(), atomic::PRIVATE)?;
+    if let Err(failure) = create(&public_file(path), &key.public().to_pem(), atomic::PUBLIC) {
         // It would be in the way of the next try.
         let _ = fs::remove_file(path);
         return Err(failure);
@@ -128,15 +129,8 @@ fn make(path: &Path, folder: &Folder) -> Outcome<SigningKey> {
 }
 
 fn create(path: &Path, text: &str, mode: u32) -> Outcome<()> {
-    let file = fs::OpenOptions::new().write(true).create_new(true).mode(mode).open(path);
-    let written = file.and_then(|mut file| {
-        let written = file.write_all(text.as_bytes()).and_then(|()| file.sync_all());
-        if written.is_err() {
-            // It is this one's, and not whole.
-            let _ = fs::remove_file(path);
-        }
-        written
-    });
+    // Not by a link, which a memory stick's file system may not have.
+    let written = atomic::write_new(path, text.as_bytes(), mode).and_then(|()| atomic::sync_folder(path));
     let written = written.with_context(|| format!("cannot write the key {}", path.display()));
     written.hint(|| "no file is written over: name one that is not there, in a folder that is".to_owned())
 }
