@@ -1,4 +1,5 @@
-//! What is known of an account.
+//! An account: at which gateway somebody is signed in, in which subscription they work, and by what they get tokens. It
+//! is what `context` keeps in a file for each account; what must not be printed is in a type of its own.
 
 use std::{
     collections::BTreeMap,

@@ -1,4 +1,5 @@
-//! The outbound proxy, and what is reached without it.
+//! `[proxy]`: the HTTP proxy by which the agent reaches the gateway, with its credentials and the roots of its
+//! certificate, and which hosts are reached without it.
 
 use std::{net::IpAddr, path::PathBuf, str::FromStr};
 

@@ -1,4 +1,6 @@
-//! One tunnel on one carrier: dial, hello, proof.
+//! One tunnel on one carrier: dials the gateway or the proxy in between, makes TLS or QUIC, says hello, and proves the
+//! certificate where something on the way ends the TLS. Each step is bounded in time, and an error says which hop
+//! failed.
 
 use std::{
     net::{IpAddr, SocketAddr},

@@ -1,4 +1,5 @@
-//! The race between QUIC and TCP for one tunnel.
+//! The race between carriers for one tunnel: QUIC gets a head start, then HTTP/2 and WebSocket are tried one after the
+//! other beside it. The first one that is up wins. What came of it is noted in [`Chooser`], which plans the next race.
 
 use std::{
     sync::{Arc, Mutex, PoisonError},

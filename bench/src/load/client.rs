@@ -1,4 +1,5 @@
-//! Connections and requests of a load.
+//! Connections and requests of a load: HTTP/1.1 and HTTP/2 over TLS. Connections are opened before the measurement, so
+//! that no request waits for one; those that fail are tried again by the requests that need them.
 
 use std::{
     collections::VecDeque,

@@ -1,4 +1,5 @@
-//! What a load has seen so far.
+//! What a load has seen so far: requests as they begin, read and end, counted by many tasks at once, and made into an
+//! outcome when the load is over.
 
 use std::{
     collections::BTreeMap,

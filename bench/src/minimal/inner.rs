@@ -1,4 +1,6 @@
-//! The hop at the site.
+//! The hop at the site of the minimal peer, which dials the outer hop and serves what comes over that connection: it
+//! forwards each request to the upstream. It is the least that a reverse tunnel can do, and what Towline's figures are
+//! compared with.
 
 use std::{
     pin::Pin,

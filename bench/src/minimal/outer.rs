@@ -1,4 +1,5 @@
-//! The hop that users reach.
+//! The hop of the minimal peer that users reach: it takes their requests over TLS, and sends them over the connection
+//! that the site has dialled. It checks no token and keeps no records.
 
 use std::{
     net::SocketAddr,

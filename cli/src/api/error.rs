@@ -1,4 +1,5 @@
-//! ARM's error envelope as an error for people.
+//! Refusals of the resource API as errors for people: ARM's error envelope, shortened and without what could steer a
+//! terminal, with a hint of what to type next where the code tells.
 
 use std::fmt;
 

@@ -1,4 +1,5 @@
-//! `towline group`: resource groups.
+//! `towline group`: resource groups, in which clusters are. They are made, listed and deleted as with `az group`; a
+//! deletion takes what is in the group with it, so it asks first.
 
 use std::process::ExitCode;
 

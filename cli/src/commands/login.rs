@@ -1,4 +1,6 @@
-//! `towline login`.
+//! `towline login`: signs a person or a service principal in at a gateway, and keeps the account in the folder of
+//! accounts (`context`), where all other commands find it. What it needs to know beside the address it asks the
+//! gateway. How a sign-in goes is in `oauth`.
 
 use std::{path::PathBuf, process::ExitCode};
 

@@ -1,4 +1,5 @@
-//! Which object: kind, namespace, name.
+//! Which object of a cluster is meant: its kind with group, version and plural, its namespace and its name. Manifests,
+//! requests and messages name objects by it.
 
 use std::fmt;
 

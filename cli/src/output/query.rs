@@ -1,4 +1,5 @@
-//! `--query`: JMESPath.
+//! `--query`: what a JMESPath expression makes of a command's answer, as in `az`. Queries are bounded in length and
+//! depth, and answered on a thread with a stack of its own, because the library recurses as deep as a query is nested.
 
 use anyhow::{Context as _, anyhow};
 use serde_json::Value;

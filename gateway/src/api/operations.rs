@@ -1,4 +1,5 @@
-//! Long-running operations as clients follow them.
+//! Long-running operations as clients follow them: the headers that announce one, its status and its result, at the
+//! addresses and with the status codes that ARM's clients expect. The work itself is in `control`.
 
 use http::{HeaderName, HeaderValue, Response, StatusCode, header};
 use serde_json::{Value, json};

@@ -1,4 +1,6 @@
-//! One resource, and lists of them.
+//! GET of the resource API: one resource, and lists of a kind, of a scope or of everything. A resource is shown with
+//! what its agents tell; a list has pages, shows what the caller may read alone, and is bounded in what it reads and in
+//! the bytes of a page.
 
 use std::sync::{Mutex, PoisonError};
 

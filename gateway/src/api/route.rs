@@ -1,4 +1,5 @@
-//! Path to what is meant. Parses, looks nothing up.
+//! The path of a request to the resource API, parsed into what is meant: a resource, a list, an action, an operation,
+//! or a document that is the same for everybody. Nothing is looked up here, so that nothing depends on who asks.
 
 use super::events;
 use super::{extension_types, graph, service_principals};

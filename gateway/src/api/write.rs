@@ -1,4 +1,6 @@
-//! Create, change, delete, and actions.
+//! Writes of the resource API: PUT, PATCH, DELETE, and actions. Each goes the same way: the right at the scope, the
+//! kind's schema, what the kind says of the change, one batch for the store, and an operation if the work goes on
+//! afterwards. Fleet assignments write by this module too, in the name of who assigned.
 
 use bytes::Bytes;
 use http::{Response, StatusCode, header};

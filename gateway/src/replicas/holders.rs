@@ -1,4 +1,5 @@
-//! Which other replicas have tunnels of which clusters, in memory.
+//! Which other replicas have tunnels of which clusters, in memory: where a request goes that has no tunnel here. Kept
+//! as small as it can be, because there may be a hundred thousand clusters.
 
 use dashmap::{DashMap, mapref::entry::Entry};
 use types::ids::ClusterKey;

@@ -1,4 +1,5 @@
-//! Subscriptions: given by the configuration, read by clients.
+//! Subscriptions. The configuration gives them, clients read them: they are the top of each resource's id and a scope
+//! that rights are given at. Nobody makes one by the API.
 
 use futures_util::future::BoxFuture;
 use serde_json::{Map, Value, json};

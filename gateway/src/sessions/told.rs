@@ -1,4 +1,5 @@
-//! A session as one replica tells another of it.
+//! Users' sessions as one replica tells another of them, for `towline sessions` and for ending one, which may be at any
+//! replica. The messages are bounded in rows; those of the user who asks come first.
 
 use std::time::{Duration, SystemTime};
 

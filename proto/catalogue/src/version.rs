@@ -1,4 +1,5 @@
-//! Versions of charts and of Kubernetes.
+//! Versions of charts (SemVer 2.0.0) and of Kubernetes, parsed once. The order of versions decides what a cluster
+//! upgrades to, so a text that is not a version is refused.
 
 use std::{cmp::Ordering, fmt, str::FromStr};
 

@@ -1,4 +1,6 @@
-//! Headers of one hop, which must not reach the next.
+//! Hop-by-hop headers (RFC 9110 section 7.6.1), which belong to one connection and must not reach the next hop. Gateway
+//! and agent both remove them, before anything of their own is added: `Connection` could otherwise name a header of
+//! theirs and have it removed.
 
 use bytes::Bytes;
 use http::{

@@ -1,4 +1,5 @@
-//! Puts a chart in, and takes it out.
+//! `towline catalogue add` and `remove`: put a version of a chart into a catalogue's folder and its index, and take one
+//! out. The chart is checked as a cluster would check it. The index has to be signed again afterwards (`sign`).
 
 use std::{fs, path::PathBuf};
 

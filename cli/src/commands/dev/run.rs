@@ -1,4 +1,5 @@
-//! Runs the gateway on a state.
+//! `towline dev`: makes or opens a state (`state`), writes the files of its gateway and agents, and runs that gateway
+//! until it is told to stop. What is typed becomes part of the state, so that the next start needs no options.
 
 use std::{
     net::{IpAddr, SocketAddr},

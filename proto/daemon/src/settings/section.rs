@@ -1,4 +1,6 @@
-//! One table of a settings file.
+//! One table of a settings file. Values are taken out by name, with their bounds; whatever is left in the end is a
+//! fault, so that a misspelled key does not go unnoticed. It notes what it was asked for, from which the references of
+//! the settings are made.
 
 use std::{
     fmt,

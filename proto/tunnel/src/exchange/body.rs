@@ -1,4 +1,5 @@
-//! The rest of a stream as an HTTP body.
+//! The rest of a stream as an HTTP body: the bytes behind the head are the body, without framing. A body that ends
+//! before its announced length, or goes on behind it, is an error for its reader.
 
 use std::{
     pin::Pin,

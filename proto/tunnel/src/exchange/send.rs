@@ -1,4 +1,5 @@
-//! An HTTP body onto a stream, and the acceptor's answer.
+//! An HTTP body onto a stream, and the acceptor's answer with its head: each chunk as soon as it is there, a finish
+//! only at the source's own end, and a reset with the reason otherwise.
 
 use std::{future::poll_fn, pin::pin, task::Poll};
 

@@ -1,4 +1,5 @@
-//! How streams and tunnels end. Numbers are never reused.
+//! Codes by which streams and tunnels end, as they are on the wire. A number is never used for something else, because
+//! peers may be older or newer; one that is not known is kept as it came.
 
 macro_rules! codes {
     ($(#[$doc:meta])* $name:ident { $($(#[$vdoc:meta])* $variant:ident = $number:literal, $text:literal;)* }) => {

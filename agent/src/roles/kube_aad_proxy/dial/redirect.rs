@@ -1,4 +1,5 @@
-//! Redirects of the apiserver to itself.
+//! Redirects of the apiserver to itself. Their `Location` names an address that only this cluster can reach; it is
+//! shortened to a path, which leads there from wherever the user is.
 
 use http::{HeaderMap, HeaderValue, header, uri::Authority};
 

@@ -1,4 +1,5 @@
-//! The session as the rest of the programs see it.
+//! The session's handle, which the rest of the programs use: open and accept streams, drain, close, and wait for
+//! either. It hides the carrier.
 
 use std::{sync::Arc, time::Duration};
 

@@ -1,4 +1,6 @@
-//! h2's streams as raw halves.
+//! Streams of h2 as halves of a carrier's stream, for both ends: the agent's requests that wait at the gateway until it
+//! opens a stream, and those that the agent opens. Here HTTP/2's resets become stops and resets of the session, whose
+//! peer must be able to tell one from the other.
 
 use std::task::{Context, Poll, Waker, ready};
 

@@ -1,4 +1,5 @@
-//! quinn's streams as raw halves.
+//! Streams of quinn as halves of a carrier's stream: a read takes several packets at once, and a peer that has many
+//! streams may open more of them. Here QUIC's error codes become stops and resets of the session.
 
 use std::{
     pin::{Pin, pin},

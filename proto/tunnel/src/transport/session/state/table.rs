@@ -1,4 +1,5 @@
-//! The streams that are open, by their ids.
+//! The streams of a session that are open, by their ids, with the messages about streams whose first bytes have not
+//! come yet. The session's state asks it whenever the peer says something of a stream; it is bounded.
 
 use std::{
     collections::{HashMap, VecDeque, hash_map::Entry},
