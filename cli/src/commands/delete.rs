@@ -231,7 +231,10 @@ async fn agents(args: &Args, context: &Context, id: &ResourceId) -> Outcome<Opti
         let error = anyhow!("deleting is not supported when using the Cluster Connect kubeconfig ({})", cluster.server);
         return Err(Failure::usage(error).hint("use a kubeconfig that reaches the cluster itself: --kube-config FILE"));
     }
-    let there = cluster.installed().await.with_context(|| format!("the cluster of context {}", cluster.context));
+    let there = cluster
+        .installed()
+        .await
+        .with_context(|| format!("cannot look for agents in the cluster of context {}", cluster.context));
     let there = there.hint(alone)?;
     let Some(there) = there else { return Ok(None) };
     if !is_same(&there.cluster_id, id.as_str()) {

@@ -167,7 +167,7 @@ pub async fn again(context: &Context) -> Outcome<()> {
                 .hint("towline login --help"));
         }
     }
-    let args = Cli::try_parse_from(words).context("signing in again")?;
+    let args = Cli::try_parse_from(words).context("cannot sign in again")?;
     let Command::Login(mut args) = args.command else { return Err(anyhow!("no login").into()) };
     args.subscription.clone_from(&account.subscription);
     args.outbound = account.outbound();

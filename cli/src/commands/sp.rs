@@ -113,7 +113,10 @@ pub async fn run(args: Args) -> Outcome {
             let made = api.post(&at(PRINCIPALS, versions::AUTHORIZATION), &wish(Some(&name), ttl)).await;
             let mut made = settle(made, secret_file.as_deref())?.body;
             if let Some(role) = role {
-                let id = made["objectId"].as_str().context("a service principal without an object id")?.to_owned();
+                let id = made["objectId"]
+                    .as_str()
+                    .context("the gateway made a service principal without an object id")?
+                    .to_owned();
                 let given = assign(&context, &id, &role, &scope).await;
                 if let Err(error) = given {
                     // Half of what was asked for is nothing.
@@ -175,7 +178,7 @@ fn wish(name: Option<&str>, ttl: Option<Duration>) -> Value {
 /// The file is made before the secret is: one that has nowhere to go would be lost.
 pub(super) fn reserve(path: &Path) -> Outcome<std::fs::File> {
     let file = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path);
-    let file = file.with_context(|| format!("--secret-file {}", path.display())).map_err(Failure::usage);
+    let file = file.with_context(|| format!("--secret-file: cannot make {}", path.display())).map_err(Failure::usage);
     file.hint(|| "no file is written over: name one that is not there, in a folder that is".to_owned())
 }
 
@@ -195,7 +198,7 @@ pub(super) fn keep(made: &mut Value, name: &str, file: Option<std::fs::File>) ->
         return Ok(());
     };
     let secret = made[name].take();
-    writeln!(file, "{}", secret.as_str().unwrap_or_default()).context("--secret-file")?;
+    writeln!(file, "{}", secret.as_str().unwrap_or_default()).context("--secret-file: cannot write the secret")?;
     if let Some(made) = made.as_object_mut() {
         made.remove(name);
     }

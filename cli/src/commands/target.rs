@@ -185,7 +185,7 @@ impl Target {
                     .hint("-n NAME -g GROUP; towline list says which there are"));
             }
         };
-        let id: ClusterId = id.parse().context("the cluster's id").map_err(Failure::usage)?;
+        let id: ClusterId = id.parse().context("the cluster's id cannot be read").map_err(Failure::usage)?;
         let mut target = Self::of_cluster(context, id);
         if at.outbound.proxy_url.is_some() {
             target.outbound = Outbound::new(&at.outbound).map_err(Failure::usage)?;
@@ -195,7 +195,7 @@ impl Target {
 
     /// A cluster of the account that is signed in.
     pub fn of_context(context: &Context, id: &ResourceId) -> anyhow::Result<Self> {
-        Ok(Self::of_cluster(context.clone(), id.as_str().parse().context("the cluster's id")?))
+        Ok(Self::of_cluster(context.clone(), id.as_str().parse().context("the cluster's id cannot be read")?))
     }
 
     fn of_cluster(context: Context, id: ClusterId) -> Self {
@@ -234,8 +234,8 @@ impl Target {
     async fn access_of_account(&self) -> Outcome<Option<Credentials>> {
         let Some(answer) = self.check("Token", true).await? else { return Ok(None) };
         let text = answer["kubeconfigs"][0]["value"].as_str().context("the gateway's answer has no kubeconfig")?;
-        let text = BASE64.decode(text).context("the gateway's kubeconfig")?;
-        let kubeconfig: Value = serde_yaml::from_slice(&text).context("the gateway's kubeconfig")?;
+        let text = BASE64.decode(text).context("the gateway's kubeconfig cannot be read")?;
+        let kubeconfig: Value = serde_yaml::from_slice(&text).context("the gateway's kubeconfig cannot be read")?;
         let user = &kubeconfig["users"][0]["user"];
         let pem = |name: &str| user[name].as_str().and_then(|data| BASE64.decode(data).ok());
         match (pem("client-certificate-data"), pem("client-key-data")) {
@@ -367,7 +367,7 @@ pub fn sign_in(
         }
     };
     let address = Address::parse(issuer).map_err(Failure::usage)?;
-    let client = Client::new(address, roots, None, outbound).context("the issuer's address")?;
+    let client = Client::new(address, roots, None, outbound).context("the issuer's address cannot be used")?;
     Ok(SignIn { client, user, password, audience, ttl: args.ttl })
 }
 

@@ -166,14 +166,15 @@ pub fn read_private(path: &Path, folder: &Folder) -> Outcome<SigningKey> {
 /// Reads a public key.
 pub fn read_public(path: &Path) -> Outcome<PublicKey> {
     let pem = folder::read(path, KEY_FILE_BYTES as u64)?;
-    let key = PublicKey::from_pem(&pem).with_context(|| format!("the public key {}", path.display()));
+    let key = PublicKey::from_pem(&pem).with_context(|| format!("{} is not a public key", path.display()));
     key.hint(|| "towline catalogue keys new FILE makes FILE.pub".to_owned())
 }
 
 /// Whoever serves the catalogue would serve the key with it.
 fn outside(path: &Path, folder: &Folder) -> Outcome<()> {
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let parent = parent.canonicalize().with_context(|| format!("the folder of the key {}", path.display()))?;
+    let parent =
+        parent.canonicalize().with_context(|| format!("cannot find the folder of the key {}", path.display()))?;
     let inside = folder.path().canonicalize().is_ok_and(|folder| parent.starts_with(folder));
     if inside {
         return Err(Failure::usage(anyhow!(

@@ -128,7 +128,7 @@ fn apply(data: &mut Data, args: &RunArgs) -> Outcome<()> {
         let readable =
             std::fs::read_to_string(file).with_context(|| format!("--kubeconfig: cannot read {}", file.display()));
         readable.map_err(|error| Failure::usage(error).hint("a kubeconfig that reaches the cluster itself"))?;
-        data.kubeconfig = Some(std::path::absolute(file).context("--kubeconfig")?);
+        data.kubeconfig = Some(std::path::absolute(file).context("--kubeconfig: cannot find its folder")?);
     }
     for id in [&mut data.tenant, &mut data.subscription, &mut data.owner] {
         if id.is_empty() {

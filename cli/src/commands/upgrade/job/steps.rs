@@ -137,7 +137,7 @@ impl<'a> Upgrade<'a> {
             );
             return self.end(&state, Phase::Waiting, "TooLarge", &message).await;
         }
-        self.kept.write(&json!({ state::BEFORE: text })).await.context("keep the objects of the old version")?;
+        self.kept.write(&json!({ state::BEFORE: text })).await.context("cannot keep the objects of the old version")?;
         let next = state.at(Phase::Applying, "", "", SystemTime::now());
         self.set(&next).await?;
         self.tell("AgentUpgradeStarted", &format!("from version {} to {}", next.from, next.version), false).await;
@@ -224,7 +224,7 @@ impl<'a> Upgrade<'a> {
         loop {
             let done = async {
                 if object["kind"] == DEPLOYMENT.name {
-                    let place = Place::of_manifest(&object).context("an object without a name")?;
+                    let place = Place::of_manifest(&object).context("an object has no name")?;
                     let there = self.cluster.get(&place).await?.unwrap_or_default();
                     let of = |object: &Value| object["spec"]["template"]["metadata"]["annotations"][SECRETS].clone();
                     let digest = of(&there);
