@@ -104,7 +104,7 @@ fn item_operations(kind: &dyn Kind, path: &str, name: &str) -> Value {
         item["delete"] =
             json!({"operationId": format!("delete-{name}"), "parameters": deleted(), "responses": written(&gone)});
         if let Some(part) = kind.patch_schema() {
-            item["patch"] = json!({"operationId": format!("patch-{name}"), "parameters": conditions(), "requestBody": content(&schema::open_api(part)), "responses": written(&[("200", one())])});
+            item["patch"] = json!({"operationId": format!("patch-{name}"), "parameters": conditions(), "requestBody": content(&schema::open_api_part(part)), "responses": written(&[("200", one())])});
         }
     }
     item

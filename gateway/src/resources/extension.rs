@@ -112,22 +112,8 @@ const SCHEMA: &[Property] = &[
     Property::new("plan", Type::Object(PLAN)),
     // Shown of what a fleet assignment made.
     Property::read_only("managedBy", Type::Text),
-    Property::new("properties", Type::Object(PROPERTIES)).required(),
+    Property::new("properties", Type::Object(PROPERTIES)).required().merged(),
 ];
-const PATCH: &[Property] = &[Property::new(
-    "properties",
-    Type::Object(&[
-        Property::new("autoUpgradeMode", Type::Words(MODES)),
-        Property::new("autoUpgradeMinorVersion", Type::Bool),
-        Property::new("releaseTrain", Type::Checked(word)),
-        Property::new("version", Type::Checked(word)),
-        Property::new(SETTINGS, Type::Settings),
-        Property::new(PROTECTED, Type::Settings).write_only(),
-        Property::new("reconcile", Type::Words(RECONCILE)),
-        Property::new(WINDOW_NAME, Type::Object(WINDOW)),
-    ]),
-)
-.merged()];
 const WINDOW_NAME: &str = "autoUpgradeWindow";
 const SETTINGS: &str = "configurationSettings";
 const PROTECTED: &str = "configurationProtectedSettings";
@@ -150,7 +136,7 @@ impl Kind for Extensions {
     }
 
     fn patch_schema(&self) -> Option<&'static [Property]> {
-        Some(PATCH)
+        Some(SCHEMA)
     }
 
     fn follows(&self) -> Option<Followed> {
@@ -194,6 +180,11 @@ impl Kind for Extensions {
     /// Settings one by one, and `null` takes one away; protected ones are replaced as a whole. A version pins, and
     /// automatic upgrades take the pin away.
     fn merge(&self, body: &mut Map<String, Value>, part: &Map<String, Value>) {
+        for name in ["identity", "plan"] {
+            if let Some(new) = part.get(name).filter(|new| !new.is_null()) {
+                body.insert(name.to_owned(), new.clone());
+            }
+        }
         let Some(new) = properties(part) else { return };
         let own = properties_mut(body);
         // `null` takes a window away; elsewhere it is as if it were not there.

@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 use types::api::ErrorDetail;
 
 pub use self::{
-    part::{fill_in, keep_created, merge},
+    part::{differs, fill_in, keep_created, merge, take_fixed},
     told::{Bounds, told},
 };
 
@@ -656,9 +656,20 @@ fn names_of(object: &'static [Property], list: &[Value]) -> Vec<String> {
 
 /// As a schema of OpenAPI 3.1 (JSON Schema).
 pub fn open_api(object: &'static [Property]) -> Value {
-    let properties: Map<_, _> =
-        object.iter().map(|property| (property.name.to_owned(), open_api_property(property))).collect();
-    let required: Vec<_> = object.iter().filter(|property| property.required).map(|property| property.name).collect();
+    open_api_of(object, Extent::Whole)
+}
+
+/// The same of a part of an object (PATCH).
+pub fn open_api_part(object: &'static [Property]) -> Value {
+    open_api_of(object, Extent::Part)
+}
+
+fn open_api_of(object: &'static [Property], extent: Extent) -> Value {
+    let inner = |property: &Property| if extent == Extent::Part { Extent::of(property) } else { extent };
+    let describe = |property: &Property| (property.name.to_owned(), open_api_property(property, inner(property)));
+    let properties: Map<_, _> = object.iter().map(describe).collect();
+    let required = object.iter().filter(|property| property.required && extent == Extent::Whole);
+    let required: Vec<_> = required.map(|property| property.name).collect();
     let mut schema = json!({"type": "object", "properties": properties});
     if !required.is_empty() {
         schema["required"] = required.into();
@@ -666,8 +677,8 @@ pub fn open_api(object: &'static [Property]) -> Value {
     schema
 }
 
-fn open_api_property(property: &Property) -> Value {
-    let mut schema = open_api_type(&property.kind);
+fn open_api_property(property: &Property, extent: Extent) -> Value {
+    let mut schema = open_api_type(&property.kind, extent);
     match property.access {
         Access::ReadOnly => {
             schema["readOnly"] = true.into();
@@ -678,13 +689,13 @@ fn open_api_property(property: &Property) -> Value {
         Access::WriteOnly => schema["writeOnly"] = true.into(),
         Access::ReadWrite => {}
     }
-    if let Some(default) = property.default {
+    if let Some(default) = property.default.filter(|_| extent == Extent::Whole) {
         schema["default"] = default.into();
     }
     schema
 }
 
-fn open_api_type(kind: &Type) -> Value {
+fn open_api_type(kind: &Type, extent: Extent) -> Value {
     match kind {
         Type::Text => json!({"type": "string", "maxLength": TEXT}),
         Type::Checked(_) => json!({"type": "string"}),
@@ -708,11 +719,11 @@ fn open_api_type(kind: &Type) -> Value {
             json!({"type": "object", "additionalProperties": {"type": "string", "maxLength": TAG_VALUE}, "maxProperties": TAGS,
                 "propertyNames": {"minLength": 1, "maxLength": TAG_NAME}})
         }
-        Type::List(kind) => json!({"type": "array", "items": open_api_type(kind), "maxItems": ENTRIES}),
+        Type::List(kind) => json!({"type": "array", "items": open_api_type(kind, Extent::Whole), "maxItems": ENTRIES}),
         Type::Json => json!({"type": "object"}),
-        Type::Object(object) => open_api(object),
+        Type::Object(object) => open_api_of(object, extent),
         Type::Map(entries) => {
-            let mut entry = open_api(entries.of);
+            let mut entry = open_api_of(entries.of, extent);
             entry["type"] = json!(["object", "null"]);
             json!({"type": "object", "additionalProperties": entry, "maxProperties": entries.most})
         }
