@@ -339,7 +339,11 @@ fn check_value(kind: &Type, value: &Value, extent: Extent, at: &str, faults: &mu
         (Type::Bool, Value::Bool(_)) => Some(value.clone()),
         (Type::Count, Value::Number(number)) if within(number, 0, i32::MAX) => Some(value.clone()),
         (Type::Number(least, most), Value::Number(number)) if within(number, *least, *most) => Some(value.clone()),
-        (Type::Texts, Value::Object(map)) if is_texts(map) => Some(value.clone()),
+        (Type::Texts, Value::Object(map)) if is_texts(map) => {
+            let is_said = |value: &Value| extent == Extent::Part || !value.is_null();
+            let texts = map.iter().filter(|(_, value)| is_said(value));
+            Some(Value::Object(texts.map(|(name, value)| (name.clone(), value.clone())).collect()))
+        }
         (Type::Settings, Value::Object(map)) if is_settings(map) => Some(value.clone()),
         (Type::Tags, Value::Object(map)) if is_tags(map) => Some(value.clone()),
         (Type::Json, Value::Object(_)) => Some(value.clone()),
@@ -391,9 +395,12 @@ fn check_entries(
     checked
 }
 
+/// `null` is as if the entry were not there, or takes it away in a part.
 fn is_texts(map: &Map<String, Value>) -> bool {
     map.len() <= ENTRIES
-        && map.iter().all(|(key, value)| key.len() <= TEXT && value.as_str().is_some_and(|v| v.len() <= TEXT))
+        && map.iter().all(|(key, value)| {
+            key.len() <= TEXT && (value.is_null() || value.as_str().is_some_and(|text| text.len() <= TEXT))
+        })
 }
 
 /// The body that they are in is bounded as a whole.

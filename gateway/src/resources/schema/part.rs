@@ -22,6 +22,11 @@ pub fn merge(object: &'static [Property], kept: &mut Map<String, Value>, part: &
                     }
                 }
             }
+            (Type::Texts, Value::Object(part)) if property.merged => {
+                let texts = inside(kept, name);
+                texts.extend(part.clone());
+                texts.retain(|_, text| !text.is_null());
+            }
             _ => drop(kept.insert(name.clone(), value.clone())),
         }
     }
