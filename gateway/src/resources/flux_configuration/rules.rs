@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 
+use ::catalogue::range::Range;
 use serde_json::{Map, Value};
 use types::{agent_api::decode, api::ErrorDetail, known_hosts};
 use url::Url;
@@ -110,56 +111,14 @@ pub(super) fn oci_tag(text: &str) -> Result<(), String> {
     Err(format!("a tag of at most {LONGEST} letters, digits and _ . -, the first a letter, a digit or '_'"))
 }
 
-/// A range of semantic versions, in the words that Flux takes
-/// (<https://github.com/Masterminds/semver#checking-version-constraints>).
+/// A range of semantic versions: Flux and helm read them with the same library.
 pub(super) fn range(text: &str) -> Result<(), String> {
-    if is_visible(&text.replace(' ', "_"), REFERENCE) && text.split("||").all(is_range) {
-        return Ok(());
+    match text.parse::<Range>() {
+        Ok(_) => Ok(()),
+        Err(_) => {
+            Err("a range of semantic versions, such as '1.x', '~1.2', '>=1.0.0 <2.0.0' or '1.2 - 1.4 || ^3'".to_owned())
+        }
     }
-    Err("a range of semantic versions, such as '1.x', '~1.2', '>=1.0.0 <2.0.0' or '1.2 - 1.4 || ^3'".to_owned())
-}
-
-/// One of the ranges between `||`: conditions of which all must hold.
-fn is_range(text: &str) -> bool {
-    const SIGNS: &[&str] = &["!=", ">=", "=>", "<=", "=<", "~>", "=", ">", "<", "~", "^"];
-    // The sign of a condition that has no version yet; and whether a version without one came last, which may begin a
-    // range with a hyphen.
-    let (mut open, mut may_span, mut spans, mut any) = (false, false, false, false);
-    for word in text.split([' ', ',']).filter(|word| !word.is_empty()) {
-        if word == "-" {
-            if !may_span {
-                return false;
-            }
-            (spans, may_span) = (true, false);
-            continue;
-        }
-        let sign = SIGNS.iter().find(|sign| word.starts_with(**sign));
-        let version = sign.map_or(word, |sign| &word[sign.len()..]);
-        if sign.is_some() && (open || spans) {
-            return false;
-        }
-        if version.is_empty() {
-            (open, may_span) = (true, false);
-            continue;
-        }
-        if !is_version(version) {
-            return false;
-        }
-        (may_span, open, spans, any) = (sign.is_none() && !open && !spans, false, false, true);
-    }
-    any && !open && !spans
-}
-
-/// A version of which parts may be missing, or be `x` or `*`.
-fn is_version(text: &str) -> bool {
-    let text = text.strip_prefix('v').unwrap_or(text);
-    let (text, build) = text.split_once('+').map_or((text, None), |(text, build)| (text, Some(build)));
-    let (numbers, pre) = text.split_once('-').map_or((text, None), |(numbers, pre)| (numbers, Some(pre)));
-    let number =
-        |part: &str| matches!(part, "x" | "X" | "*") || (part.parse::<u64>().is_ok() && !part.starts_with('+'));
-    let word = |part: &str| !part.is_empty() && part.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-');
-    let words = |all: Option<&str>| all.is_none_or(|all| all.split('.').all(word));
-    numbers.split('.').count() <= 3 && numbers.split('.').all(number) && words(pre) && words(build)
 }
 
 /// Lines of `known_hosts`, as base64.
