@@ -2,7 +2,6 @@
 
 use std::{io::ErrorKind, time::Duration};
 
-use anyhow::anyhow;
 use daemon::settings::positive_duration;
 use http::{HeaderMap, Method, StatusCode};
 use serde_json::Value;
@@ -181,6 +180,7 @@ fn is_lost(cause: &(dyn std::error::Error + 'static)) -> bool {
 mod tests {
     use std::cell::Cell;
 
+    use anyhow::anyhow;
     use serde_json::json;
 
     use super::*;
