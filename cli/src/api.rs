@@ -20,7 +20,7 @@ use serde_json::Value;
 pub use self::{
     error::ApiError,
     following::Following,
-    operation::{Wait, WaitArgs},
+    operation::{TimedOut, Wait, WaitArgs},
 };
 use crate::{
     client::{Client, Live, retry_after},

@@ -198,6 +198,14 @@ async fn confirm(question: &str, yes: bool) -> Outcome<()> {
     }
 }
 
+/// Says that all of something that is there is replaced, and asks on a terminal whether it may be. Scripts go on, as with
+/// az, whose `create` replaces too.
+async fn replacing(what: &str, update: &str, yes: bool) -> Outcome<()> {
+    use std::io::IsTerminal;
+    crate::terminal::say(&format!("{what} exists already: all of it is replaced ({update} changes a part of it)"));
+    confirm("Replace it?", yes || !std::io::stdin().is_terminal()).await
+}
+
 #[cfg(test)]
 mod tests {
     use clap::CommandFactory;

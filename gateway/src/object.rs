@@ -45,6 +45,11 @@ impl Object {
         Self { protected: any.then(random::guid), ..self }
     }
 
+    /// Takes it out of a body.
+    pub fn forget(body: &mut Map<String, Value>) {
+        body.remove(MEMBER);
+    }
+
     /// Keeps it in a body.
     pub fn keep(&self, body: &mut Map<String, Value>) {
         let Self { generation, operation, protected, deleting } = self;

@@ -1,11 +1,7 @@
 //! Long-running operations: followed until they end, with what is going on, for so long at most.
 
-use std::{
-    io::ErrorKind,
-    time::{Duration, Instant},
-};
+use std::{io::ErrorKind, time::Duration};
 
-use anyhow::anyhow;
 use daemon::settings::positive_duration;
 use http::{HeaderMap, Method, StatusCode};
 use serde_json::Value;
@@ -62,6 +58,34 @@ impl Default for Wait {
     }
 }
 
+/// What was waited for takes longer than the wait; it goes on by itself.
+#[derive(Debug, thiserror::Error)]
+#[error("{what} has not ended after {}", seconds(*.limit))]
+pub struct TimedOut {
+    what: String,
+    limit: Duration,
+}
+
+impl TimedOut {
+    /// A failure with what to type next, if this is what failed. `option`: how to wait for longer; `show`: the command that
+    /// says how far it is.
+    #[must_use]
+    pub fn advised(failure: Failure, option: &str, show: &str) -> Failure {
+        if !failure.error().is::<Self>() {
+            return failure;
+        }
+        failure.hint(format!("it goes on by itself; wait for longer with {option}, or see how far it is: {show}"))
+    }
+}
+
+/// Whole seconds, one at least.
+fn seconds(limit: Duration) -> String {
+    match limit.as_secs() {
+        0 | 1 => "a second".to_owned(),
+        seconds => format!("{seconds} seconds"),
+    }
+}
+
 impl Api {
     /// Follows what an answer began, until it ends. `what` is for people, such as `deleting cluster x`.
     ///
@@ -74,12 +98,11 @@ impl Api {
             return Ok(());
         }
         let progress = Progress::new(what);
-        let begun = Instant::now();
         let look = async || self.send(&Call::new(Method::GET, &link)).await;
         match timeout(wait.limit, until_ended(look, &answer.headers, what, &progress)).await {
             Ok(result) => result,
-            Err(_) => Err(Failure::from(anyhow!("{what} has not ended after {:?}", begun.elapsed()))
-                .hint("it goes on by itself; wait for longer with --timeout, or look with towline show")),
+            Err(_) => Err(Failure::from(TimedOut { what: what.to_owned(), limit: wait.limit })
+                .hint("it goes on by itself; ask again later")),
         }
     }
 
@@ -157,12 +180,26 @@ fn is_lost(cause: &(dyn std::error::Error + 'static)) -> bool {
 mod tests {
     use std::cell::Cell;
 
+    use anyhow::anyhow;
     use serde_json::json;
 
     use super::*;
 
     fn answer(status: &str) -> Answer {
         Answer { status: StatusCode::OK, headers: HeaderMap::new(), body: json!({"status": status}) }
+    }
+
+    #[test]
+    fn e1_what_is_not_waited_for_any_longer_names_the_option_and_the_command() {
+        let failure =
+            || Failure::from(TimedOut { what: "installing web".to_owned(), limit: Duration::from_millis(5_005) });
+        assert_eq!(failure().error().to_string(), "installing web has not ended after 5 seconds");
+        let advised = TimedOut::advised(failure(), "--timeout", "towline extension show -n web");
+        let hint =
+            "it goes on by itself; wait for longer with --timeout, or see how far it is: towline extension show -n web";
+        assert_eq!(advised.advice(), Some(hint));
+        assert_eq!(TimedOut::advised(anyhow!("other").into(), "--timeout", "x").advice(), None);
+        assert_eq!(seconds(Duration::from_millis(300)), "a second");
     }
 
     #[tokio::test(start_paused = true)]

@@ -29,11 +29,12 @@ use self::{
     events::EventsArgs,
     rollout::RolloutAction,
     types::TypesAction,
-    wanted::{Change, Placement},
+    wanted::{Change, Placement, Plan},
 };
 use super::{
     CommonArgs, confirm, names,
     on_cluster::{OnCluster, is_missing},
+    replacing,
 };
 use crate::{
     api::{Api, ResourceType, WaitArgs, at, versions},
@@ -130,6 +131,7 @@ pub enum ExtensionAction {
         action: RolloutAction,
     },
     /// The extension types that the gateway's catalogue offers
+    #[command(alias = "extension-types")]
     Types {
         /// What to do.
         #[command(subcommand)]
@@ -182,6 +184,12 @@ pub struct CreateArgs {
     /// Versions and settings.
     #[command(flatten)]
     pub change: Change,
+    /// What was bought of it.
+    #[command(flatten)]
+    pub plan: Plan,
+    /// Do not ask whether one of that name is replaced
+    #[arg(short = 'y', long)]
+    pub yes: bool,
     /// How long to wait.
     #[command(flatten)]
     pub wait: WaitArgs,
@@ -242,8 +250,15 @@ async fn create(args: CreateArgs, common: &CommonArgs) -> Outcome<()> {
     if let Some(scope) = args.placement.json()? {
         body["properties"]["scope"] = scope;
     }
+    if let Some(plan) = args.plan.json() {
+        body["plan"] = plan;
+    }
     let context = Context::open(&common.context).await?;
     let (api, target) = (Api::of(&context)?, args.extension.target(&context)?);
+    // Who may write and not read goes on.
+    if api.find(&target).await.is_ok_and(|there| there.is_some()) {
+        replacing(&format!("the extension {}", args.extension.name), "towline extension update", args.yes).await?;
+    }
     let answer = api.put(&target, &body).await;
     let answer = answer.map_err(|failure| follow::advised(failure, &args.extension))?;
     let what = format!("installing {}", args.extension.name);

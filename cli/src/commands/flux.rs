@@ -41,9 +41,10 @@ use self::{
 use super::{
     CommonArgs, confirm, names,
     on_cluster::{OnCluster, followed, is_missing, is_of_operation},
+    replacing,
 };
 use crate::{
-    api::{Answer, Api, ApiError, ResourceType, Wait, at, versions},
+    api::{Answer, Api, ApiError, ResourceType, TimedOut, Wait, at, versions},
     context::Context,
     failure::{Failure, Outcome},
     output::{self, Column, Format},
@@ -217,6 +218,9 @@ pub struct CreateArgs {
     pub kustomizations: Kustomizations,
     #[command(flatten)]
     pub source: Source,
+    /// Do not ask whether one of that name is replaced
+    #[arg(short = 'y', long)]
+    pub yes: bool,
     /// How long to wait.
     #[command(flatten)]
     pub wait: Waiting,
@@ -315,7 +319,10 @@ impl Configuration {
         let wait = Wait { none: wait.no_wait, limit: wait.wait_timeout };
         let known = progress::of_configuration(&answer.body);
         let ended = followed(&self.api, answer, what, wait, known, async || progress::lines(self).await).await;
-        ended.map_err(|failure| self.advised(failure))
+        ended.map_err(|failure| {
+            let show = format!("towline flux show {}", self.name.options());
+            TimedOut::advised(self.advised(failure), "--wait-timeout", &show)
+        })
     }
 
     /// A failure with where to look further.
@@ -352,6 +359,11 @@ async fn create(args: CreateArgs, common: &CommonArgs) -> Outcome<()> {
         properties.insert(name.to_owned(), value);
     }
     let open = Configuration::open(&args.configuration, common).await?;
+    // Who may write and not read goes on.
+    if open.api.find(&open.target).await.is_ok_and(|there| there.is_some()) {
+        let name = &args.configuration.name;
+        replacing(&format!("the configuration {name}"), "towline flux update", args.yes).await?;
+    }
     let answer = open.api.put(&open.target, &json!({"properties": properties})).await;
     // What is missing is the cluster: the gateway's own hint says so.
     let answer = answer.map_err(|failure| if is_missing(&failure) { failure } else { open.advised(failure) })?;

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::{CommonArgs, confirm, names, tags::TagArgs};
 use crate::{
-    api::{Api, WaitArgs, at, versions},
+    api::{Api, TimedOut, WaitArgs, at, versions},
     context::Context,
     failure::Outcome,
     output::{self, Column},
@@ -113,7 +113,9 @@ pub async fn run(args: Args) -> Outcome {
             if answer.status == http::StatusCode::NO_CONTENT {
                 say(&format!("there was no resource group {}", group.name));
             }
-            api.follow(&answer, &what, wait.wait()).await?;
+            let show = format!("towline group show -n {}", group.name);
+            let ended = api.follow(&answer, &what, wait.wait()).await;
+            ended.map_err(|failure| TimedOut::advised(failure, "--timeout", &show))?;
         }
         GroupAction::Exists { group } => {
             let there = api.find(&target(&group.name)?).await?.is_some();

@@ -203,6 +203,12 @@ async fn provider(call: &Call<'_>, subscription: Option<&ResourceId>, namespace:
 
 fn actions(namespace: &str) -> Vec<Value> {
     let mut found = Vec::new();
+    if let Some((of, name)) = extension_types::NAME.split_once('/').filter(|(of, _)| of.eq_ignore_ascii_case(namespace))
+    {
+        found.push(json!({"name": format!("{}/read", extension_types::NAME), "isDataAction": false, "display": {
+            "provider": of, "resource": name, "operation": "read", "description": format!("read {name}"),
+        }}));
+    }
     for (name, kind) in kinds_of(namespace) {
         let base = read::operations_of(kind);
         let verbs: &[&str] = if kind.is_writable() { &["read", "write", "delete"] } else { &["read"] };

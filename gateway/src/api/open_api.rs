@@ -38,6 +38,10 @@ pub fn document() -> Value {
                 paths.insert(format!("{item}/{action}"), action_operation(*kind, item, &numbered(name, n), action));
             }
             paths.insert(item.clone(), item_operations(*kind, item, &numbered(name, n)));
+            if kind.is_followed() {
+                let path = format!("{item}/operations/{{operationId}}");
+                paths.insert(path.clone(), operation_of(*kind, &path, &numbered(name, n)));
+            }
         }
         for (n, list) in lists.iter().enumerate() {
             paths.insert(list.clone(), list_operation(*kind, list, &numbered(name, n)));
@@ -97,17 +101,30 @@ fn item_operations(kind: &dyn Kind, path: &str, name: &str) -> Value {
     });
     if kind.is_writable() {
         let conditions = || json!([condition("If-Match"), condition("If-None-Match")]);
-        let deleted = || json!([condition("If-Match"), condition("If-None-Match"), only_if_empty()]);
+        let how = if kind.is_followed() { force_delete() } else { only_if_empty() };
+        let deleted = || json!([condition("If-Match"), condition("If-None-Match"), how]);
         let written = |good: &[(&str, Value)]| responses(good, true);
         item["put"] = json!({"operationId": format!("put-{name}"), "parameters": conditions(), "requestBody": content(&one()), "responses": written(&[("200", one()), ("201", one())])});
         let gone = [("200", json!({})), ("202", json!({})), ("204", json!({}))];
         item["delete"] =
             json!({"operationId": format!("delete-{name}"), "parameters": deleted(), "responses": written(&gone)});
         if let Some(part) = kind.patch_schema() {
-            item["patch"] = json!({"operationId": format!("patch-{name}"), "parameters": conditions(), "requestBody": content(&schema::open_api(part)), "responses": written(&[("200", one())])});
+            // What agents do takes its time.
+            let begun = ("202", one());
+            let good: Vec<_> = [("200", one())].into_iter().chain(kind.is_followed().then_some(begun)).collect();
+            let patched = written(&good);
+            item["patch"] = json!({"operationId": format!("patch-{name}"), "parameters": conditions(), "requestBody": content(&schema::open_api_part(part)), "responses": patched});
         }
     }
     item
+}
+
+/// How far an operation on a resource of this kind is.
+fn operation_of(kind: &dyn Kind, path: &str, name: &str) -> Value {
+    json!({
+        "parameters": parameters(kind, path, &[]),
+        "get": {"operationId": format!("get-operation-{name}"), "responses": responses(&[("200", others::operation_status())], false)},
+    })
 }
 
 fn list_operation(kind: &dyn Kind, path: &str, name: &str) -> Value {
@@ -162,6 +179,13 @@ fn only_if_empty() -> Value {
     json!({
         "name": "onlyIfEmpty", "in": "query", "schema": {"type": "string", "enum": ["true", "false"]},
         "description": "true: 409 ResourceNotEmpty where it holds something, else it is gone at once",
+    })
+}
+
+fn force_delete() -> Value {
+    json!({
+        "name": "forceDelete", "in": "query", "schema": {"type": "string", "enum": ["true", "false"]},
+        "description": "true: it is gone at once, whether or not its cluster has taken it down",
     })
 }
 
@@ -237,6 +261,26 @@ mod tests {
     #[ignore = "writes the file"]
     fn write_the_open_api_file() {
         std::fs::write(FILE, format!("{:#}\n", document())).unwrap();
+    }
+
+    #[test]
+    fn e1_g1_g10_what_agents_follow_is_described_with_its_operations_and_its_forced_deletion() {
+        let document = document();
+        for kind in KINDS.iter().filter(|kind| kind.is_writable()) {
+            let item = &places(*kind).0[0];
+            let at = &document["paths"][item];
+            let deleted = at["delete"]["parameters"].to_string();
+            let followed = kind.is_followed();
+            assert_eq!(
+                (deleted.contains("forceDelete"), deleted.contains("onlyIfEmpty")),
+                (followed, !followed),
+                "{item}"
+            );
+            let begun = |method: &str| at[method]["responses"].get("202").is_some();
+            assert!(begun("delete") && (kind.patch_schema().is_none() || begun("patch") == followed), "{item}");
+            let status = &document["paths"][format!("{item}/operations/{{operationId}}")]["get"]["responses"]["200"];
+            assert_eq!(status.to_string().contains("InProgress"), followed, "{item}");
+        }
     }
 
     #[test]

@@ -24,6 +24,7 @@ mod owners;
 mod quotas;
 mod refusals;
 mod semantics;
+mod sent_back;
 mod sessions;
 mod size;
 mod source_control_configurations;

@@ -45,11 +45,19 @@ pub const ASSIGNMENT_CHANGED: &str = "FleetAssignmentChanged";
 /// What to do with what is there.
 enum Change {
     Replace(Map<String, Value>),
-    Merge(Map<String, Value>),
+    Merge(Patch),
     /// As a fleet assignment wants it.
     Manage(Map<String, Value>, Managed, Seen),
     /// Merged for a fleet assignment (its key) of this revision, which leaves the resource to its owners.
     Roll(Map<String, Value>, String, i64),
+}
+
+/// What a PATCH says.
+struct Patch {
+    /// What it changes.
+    part: Map<String, Value>,
+    /// What it names that no PATCH changes: a client that sends back what it read has it as it is.
+    fixed: Map<String, Value>,
 }
 
 /// What a fleet assignment decided by.
@@ -83,7 +91,8 @@ impl Change {
     /// What a client, or a fleet assignment, gives.
     fn given(&self) -> &Map<String, Value> {
         match self {
-            Self::Replace(given) | Self::Merge(given) | Self::Manage(given, ..) | Self::Roll(given, ..) => given,
+            Self::Merge(patch) => &patch.part,
+            Self::Replace(given) | Self::Manage(given, ..) | Self::Roll(given, ..) => given,
         }
     }
 
@@ -124,9 +133,14 @@ where
 {
     let target = writable(call, id)?;
     let kind = target.kind;
-    kind.check_name(id.name())?;
     call.authorize(&format!("{}/write", read::operations_of(kind)), id)?;
-    let checked = sent(call, id, body, move |raw| schema::check(kind.schema(), raw)).await?;
+    // Ids have no case: a name that no new one could have may be that of one that is there, in another case.
+    if let Err(fault) = kind.check_name(id.name())
+        && resources::get(call.control, id).await?.is_none()
+    {
+        return Err(fault.into());
+    }
+    let checked = sent(call, id, body, move |raw| schema::check(kind.schema(), &raw)).await?;
     registrations::check(call.control, kind, id).await?;
     change(call, target, Change::Replace(checked)).await
 }
@@ -144,8 +158,12 @@ where
         );
     };
     call.authorize(&format!("{}/write", read::operations_of(target.kind)), id)?;
-    let checked = sent(call, id, body, move |raw| schema::check_part(part, raw)).await?;
-    change(call, target, Change::Merge(checked)).await
+    let whole = target.kind.schema();
+    let checked = sent(call, id, body, move |mut raw| {
+        let fixed = schema::take_fixed(whole, part, &mut raw);
+        Ok(Patch { part: schema::check_part(part, &raw)?, fixed })
+    });
+    change(call, target, Change::Merge(checked.await?)).await
 }
 
 /// What a fleet assignment wants to be there: written as a PUT of it is, with the same checks. Whether it may was asked
@@ -195,19 +213,19 @@ fn of_newest<'a>(call: &Call<'_>, id: &'a ResourceId) -> Result<Target<'a>, ApiE
 }
 
 /// What a client wrote, without what every resource has, and as `check` takes it. A long one is checked where it is read.
-async fn sent<B>(
+async fn sent<B, T: Send + 'static>(
     call: &Call<'_>,
     id: &ResourceId,
     body: B,
-    check: impl FnOnce(&Map<String, Value>) -> Result<Map<String, Value>, ErrorDetail> + Send + 'static,
-) -> Result<Map<String, Value>, ApiError>
+    check: impl FnOnce(Map<String, Value>) -> Result<T, ErrorDetail> + Send + 'static,
+) -> Result<T, ApiError>
 where
     B: http_body::Body<Data = Bytes>,
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
     let checked = body::read_as(call, body, |mut raw| {
         ENVELOPE.iter().for_each(|name| drop(raw.remove(*name)));
-        check(&raw)
+        check(raw)
     });
     let checked = checked.await?;
     read::in_subscription(call, id)?;
@@ -250,8 +268,14 @@ async fn change(call: &Call<'_>, target: Target<'_>, change: Change) -> Result<R
         let old = old.as_ref();
         stays(call, id, old).await?;
         unmanaged(call, old, change.mark()).await?;
+        // A resource keeps the name that it was created with.
+        let kept = old.and_then(|old| ResourceId::parse(&old.id).ok()).filter(|kept| kept.key() == id.key());
+        let target = Target { id: kept.as_ref().unwrap_or(id), ..target };
         let is_long = !answers::is_short_object(change.given()) || old.is_some_and(|old| !answers::is_short(&old.body));
-        let prepared = turns(is_long, Box::pin(prepare(call, target, old, &change))).await?;
+        let Some(prepared) = turns(is_long, Box::pin(prepare(call, target, old, &change))).await? else {
+            let old = old.ok_or_else(|| ApiError::resource_not_found(id))?;
+            return turns(is_long, Box::pin(unchanged(call, target, old))).await;
+        };
         let Prepared { batch, mut stored, operation, turn: _turn } = prepared;
         match call.control.write(&batch).await? {
             Ok(revision) => {
@@ -285,18 +309,22 @@ struct Prepared<'a> {
     turn: Option<OwnersTurn<'a>>,
 }
 
-/// All that is done for a write before it is kept: checks of the kind, what this service fills in, and sealing.
+/// All that is done for a write before it is kept: checks of the kind, what this service fills in, and sealing. None: it
+/// changes nothing.
 async fn prepare<'a>(
     call: &Call<'a>,
     target: Target<'_>,
     old: Option<&Stored>,
     change: &Change,
-) -> Result<Prepared<'a>, ApiError> {
+) -> Result<Option<Prepared<'a>>, ApiError> {
     let Target { kind, version, id } = target;
+    if let (Change::Merge(patch), Some(old)) = (change, old) {
+        stays_fixed(call, target, old, &patch.fixed).await?;
+    }
     let mut body = match (change, old) {
         (Change::Replace(new) | Change::Manage(new, ..), Some(old)) => replaced(kind, version, old, new),
         (Change::Replace(new) | Change::Manage(new, ..), None) => new.clone(),
-        (Change::Merge(part) | Change::Roll(part, ..), Some(old)) => merged(kind, old, part),
+        (Change::Merge(Patch { part, .. }) | Change::Roll(part, ..), Some(old)) => merged(kind, old, part),
         (Change::Merge(_) | Change::Roll(..), None) => return Err(ApiError::resource_not_found(id)),
     };
     writes_for(call, kind, id, &body, "write")?;
@@ -312,11 +340,17 @@ async fn prepare<'a>(
         issuer: call.issuer.as_deref(),
     };
     kind.write(&mut body, &writing).await?;
-    system_data(&mut body, &writing);
     match change.mark() {
         Some(mark) => mark.keep(&mut body),
         None => Managed::forget(&mut body),
     }
+    if let (Change::Replace(_) | Change::Merge(_), Some(old)) = (change, old)
+        && is_same(kind, old, &body)
+        && !has_failed(call, old).await?
+    {
+        return Ok(None);
+    }
+    system_data(&mut body, &writing);
     let brought = match old {
         Some(_) => None,
         None => kind.brings(&writing).await?,
@@ -330,7 +364,77 @@ async fn prepare<'a>(
         None => None,
     };
     let (batch, stored, operation) = batch_of(call, target, old, body, beside, change)?;
-    Ok(Prepared { batch, stored, operation, turn })
+    Ok(Some(Prepared { batch, stored, operation, turn }))
+}
+
+/// Refuses a PATCH that names something else for what no PATCH changes.
+async fn stays_fixed(
+    call: &Call<'_>,
+    Target { kind, version, .. }: Target<'_>,
+    old: &Stored,
+    fixed: &Map<String, Value>,
+) -> Result<(), ApiError> {
+    if fixed.is_empty() {
+        return Ok(());
+    }
+    let shown = read::show(call, kind, version, old).await?;
+    let Some(at) = schema::differs(fixed, &shown) else { return Ok(()) };
+    let message = format!(
+        "The property '{at}' cannot be changed by PATCH; send it as it is, leave it out, or replace the resource by PUT."
+    );
+    Err(ApiError::of(StatusCode::CONFLICT, "PropertyChangeNotAllowed", message).at(&at))
+}
+
+/// Whether a body says of what agents follow what is wanted already, and gives no protected settings. Of other kinds a
+/// write that changes nothing has nothing to disturb, and says who wrote last.
+fn is_same(kind: &dyn Kind, old: &Stored, body: &Map<String, Value>) -> bool {
+    let Some(before) = old.body.as_object().filter(|_| kind.is_followed()) else { return false };
+    // Who writes what could not be deleted wants it again.
+    if Object::of(&old.body).deleting {
+        return false;
+    }
+    let mut after = body.clone();
+    if !kind.split_protected(&mut after).sent.is_empty() {
+        return false;
+    }
+    let mut before = before.clone();
+    for body in [&mut before, &mut after] {
+        body.remove("systemData");
+        Object::forget(body);
+    }
+    before == after
+}
+
+/// Whether what is wanted of a resource has failed: who sends the same again wants it to be tried again.
+async fn has_failed(call: &Call<'_>, old: &Stored) -> Result<bool, ApiError> {
+    let object = Object::of(&old.body);
+    let operation = operation_of(call, &object).await?;
+    if operation.is_some_and(|operation| matches!(operation.status, Status::Failed | Status::Canceled)) {
+        return Ok(true);
+    }
+    let told = call.control.store.told(&old.key).await?.filter(|told| told.generation == object.generation);
+    Ok(told.is_some_and(|told| told.status["state"] == "Failed"))
+}
+
+/// The operation that the last change of a resource began, as long as it is kept.
+async fn operation_of(call: &Call<'_>, object: &Object) -> Result<Option<Operation>, ApiError> {
+    match &object.operation {
+        Some(id) => Ok(call.control.store.operation(id).await?),
+        None => Ok(None),
+    }
+}
+
+/// The answer to a write that changes nothing: the resource as it is, with the operation that is still under way.
+async fn unchanged(
+    call: &Call<'_>,
+    Target { kind, version, .. }: Target<'_>,
+    old: &Stored,
+) -> Result<Response<Body>, ApiError> {
+    let shown = read::show(call, kind, version, old).await?;
+    let response = read::with_tag(json(StatusCode::OK, &shown), old, &shown);
+    let operation = operation_of(call, &Object::of(&old.body)).await?;
+    let operation = operation.filter(|operation| operation.status == Status::InProgress);
+    Ok(operations::announce(call, response, operation.as_ref()))
 }
 
 /// A write that was kept.

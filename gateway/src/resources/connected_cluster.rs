@@ -134,8 +134,11 @@ const PATCH_PROPERTIES: &[Property] = &[
     Property::new("azureHybridBenefit", Type::Words(BENEFIT)),
     Property::new("gateway", Type::Object(ENABLED)),
 ];
-const PATCH: &[Property] =
-    &[Property::new("tags", Type::Tags), Property::new("properties", Type::Object(PATCH_PROPERTIES))];
+const PATCH: &[Property] = &[
+    Property::new("location", LOCATION),
+    Property::new("tags", Type::Tags),
+    Property::new("properties", Type::Object(PATCH_PROPERTIES)),
+];
 
 impl Kind for ConnectedClusters {
     fn name(&self) -> &'static str {

@@ -3,7 +3,7 @@
 //! how far it is, the cluster tells, and that is shown with it.
 
 use ::catalogue::{
-    choice::{self, Filter},
+    choice::{self, ChoiceError, Cluster},
     index::{Index, Scope as CatalogueScope},
     version::Version,
 };
@@ -45,6 +45,8 @@ const TYPE: usize = 253;
 /// The type whose chart is installed in one namespace alone: the cluster knows Flux's controllers by it, and keeps the
 /// rights of a namespace away from them.
 const PLACED: (&str, &str) = ("microsoft.flux", "flux-system");
+/// What an agent says of the distribution that does not know it.
+const UNKNOWN: &str = "generic";
 /// Types that a refusal names at most.
 const NAMED: usize = 20;
 
@@ -113,22 +115,8 @@ const SCHEMA: &[Property] = &[
     Property::new("plan", Type::Object(PLAN)),
     // Shown of what a fleet assignment made.
     Property::read_only("managedBy", Type::Text),
-    Property::new("properties", Type::Object(PROPERTIES)).required(),
+    Property::new("properties", Type::Object(PROPERTIES)).required().merged(),
 ];
-const PATCH: &[Property] = &[Property::new(
-    "properties",
-    Type::Object(&[
-        Property::new("autoUpgradeMode", Type::Words(MODES)),
-        Property::new("autoUpgradeMinorVersion", Type::Bool),
-        Property::new("releaseTrain", Type::Checked(word)),
-        Property::new("version", Type::Checked(word)),
-        Property::new(SETTINGS, Type::Settings),
-        Property::new(PROTECTED, Type::Settings).write_only(),
-        Property::new("reconcile", Type::Words(RECONCILE)),
-        Property::new(WINDOW_NAME, Type::Object(WINDOW)),
-    ]),
-)
-.merged()];
 const WINDOW_NAME: &str = "autoUpgradeWindow";
 const SETTINGS: &str = "configurationSettings";
 const PROTECTED: &str = "configurationProtectedSettings";
@@ -151,7 +139,7 @@ impl Kind for Extensions {
     }
 
     fn patch_schema(&self) -> Option<&'static [Property]> {
-        Some(PATCH)
+        Some(SCHEMA)
     }
 
     fn follows(&self) -> Option<Followed> {
@@ -195,6 +183,11 @@ impl Kind for Extensions {
     /// Settings one by one, and `null` takes one away; protected ones are replaced as a whole. A version pins, and
     /// automatic upgrades take the pin away.
     fn merge(&self, body: &mut Map<String, Value>, part: &Map<String, Value>) {
+        for name in ["identity", "plan"] {
+            if let Some(new) = part.get(name).filter(|new| !new.is_null()) {
+                body.insert(name.to_owned(), new.clone());
+            }
+        }
         let Some(new) = properties(part) else { return };
         let own = properties_mut(body);
         // `null` takes a window away; elsewhere it is as if it were not there.
@@ -250,13 +243,21 @@ impl Kind for Extensions {
                     settings.retain(|_, value| !value.is_null());
                 }
             }
-            if let (false, Some(scope)) = (own.contains_key("scope"), kept("scope")) {
+            // Who names no namespace means the one that is there.
+            let is_open = own.get("scope").is_none_or(|scope| *scope == json!({"cluster": {}}));
+            if let Some(scope) = kept("scope").filter(|scope| is_open && scope.get("cluster").is_some()) {
+                own.insert("scope".to_owned(), scope.clone());
+            } else if let (false, Some(scope)) = (own.contains_key("scope"), kept("scope")) {
                 own.insert("scope".to_owned(), scope.clone());
             }
             // What it was before stays possible, also where the catalogue has withdrawn it since.
             let same = ["extensionType", "version", "releaseTrain"].iter().all(|name| own.get(*name) == kept(name));
             if let Some(index) = writing.control.catalogue().filter(|_| !same) {
-                catalogued(own, &index)?;
+                let agent = writing.control.store.agent(writing.id.parent_key()).await?;
+                let told = |name: &str| agent.as_ref()?.facts.get(name)?.as_str().filter(|text| !text.is_empty());
+                let kubernetes = told("kubernetesVersion").and_then(|text| text.parse().ok());
+                let distribution = told("distribution").filter(|told| *told != UNKNOWN);
+                catalogued(own, &index, &Cluster { kubernetes, distribution, platforms: &[] })?;
             }
             scope(own)?;
             if old.is_none() {
@@ -327,9 +328,9 @@ impl Kind for Extensions {
     }
 }
 
-/// Refuses early what no version of the gateway's catalogue is; the cluster looks at its own, verified copy again. Fills in
-/// the scope of the type where none is named.
-fn catalogued(own: &mut Map<String, Value>, index: &Index) -> Result<(), ApiError> {
+/// Refuses early what no version of the gateway's catalogue is, or what does not work on what is known of the cluster; that
+/// looks at its own, verified copy again, and at the platforms of its nodes, which it alone knows. Fills in the scope of the type where none is named.
+fn catalogued(own: &mut Map<String, Value>, index: &Index, cluster: &Cluster<'_>) -> Result<(), ApiError> {
     let text = |name: &str| own.get(name).and_then(Value::as_str).map(str::to_owned);
     let wrong = |code: &str, message: String, at: &str| {
         Err(ApiError::bad_request(code, message).at(format!("properties.{at}")))
@@ -350,21 +351,32 @@ fn catalogued(own: &mut Map<String, Value>, index: &Index) -> Result<(), ApiErro
     };
     if let Some(version) = text("version") {
         let known = version.parse::<Version>().ok().and_then(|version| kind.release(&version));
-        if known.is_none() {
+        let Some(known) = known else {
             let message =
                 format!("The catalogue has no version '{version}' of {name}; see towline extension types versions.");
             return wrong("ExtensionVersionNotFound", message, "version");
+        };
+        if let Err(why) = known.fits(cluster) {
+            let message = format!("The version {version} of {name} does not work on this cluster: {why}.");
+            return wrong("VersionNotSupported", message, "version");
         }
-    } else {
-        let train = text("releaseTrain").unwrap_or_else(|| "Stable".to_owned());
-        let refused = choice::list(kind, &Filter { train: Some(&train), ..Filter::default() }).err();
-        if let Some(why) = refused {
+    }
+    // A version that is named needs no train, and one that is named with it is one of the type.
+    let train = text("releaseTrain").or_else(|| (!own.contains_key("version")).then(|| "Stable".to_owned()));
+    let chosen = train.map(|train| choice::newest(kind, &train, cluster).map(drop));
+    match chosen {
+        Some(Err(why @ ChoiceError::UnknownTrain { .. })) => {
+            let message = format!("The version of {name} cannot be chosen: {why}.");
+            return wrong("ReleaseTrainNotFound", message, "releaseTrain");
+        }
+        Some(Err(why @ ChoiceError::Unfit { .. })) if !own.contains_key("version") => {
             return wrong(
-                "ReleaseTrainNotFound",
+                "VersionNotSupported",
                 format!("The version of {name} cannot be chosen: {why}."),
                 "releaseTrain",
             );
         }
+        _ => {}
     }
     let scopes = &kind.supported_scopes;
     let default = || match scopes.default_scope {

@@ -5,13 +5,17 @@
 mod logs;
 pub mod rules;
 
+use std::collections::HashMap;
+
 use futures_util::future::BoxFuture;
+use http::StatusCode;
 use serde_json::{Map, Value};
 use types::{
     agent_api::{compliance, deployments},
     api::ErrorDetail,
 };
 
+use self::rules::Before;
 use super::{
     Acting, Brought, Kind, Place, Showing, Writing,
     flux_extension::{self, Needing},
@@ -25,9 +29,10 @@ use crate::{
         Control,
         objects::{Followed, Parted},
     },
+    object::Object,
     resources::filter,
     store::resources::Stored,
-    stored::{properties, properties_mut},
+    stored::{last_name, properties, properties_mut},
 };
 
 /// The kind of flux configurations.
@@ -67,9 +72,9 @@ const fn seconds(name: &'static str) -> Property {
 }
 
 const GIT_REFERENCE: &[Property] = &[
-    Property::new("branch", Type::Checked(rules::reference)),
-    Property::new("tag", Type::Checked(rules::reference)),
-    Property::new("semver", Type::Checked(rules::reference)),
+    Property::new("branch", Type::Checked(rules::git_name)),
+    Property::new("tag", Type::Checked(rules::git_name)),
+    Property::new("semver", Type::Checked(rules::range)),
     Property::new("commit", Type::Checked(rules::commit)),
 ];
 const GIT: &[Property] = &[
@@ -77,7 +82,7 @@ const GIT: &[Property] = &[
     seconds("timeoutInSeconds").or_number(600),
     seconds("syncIntervalInSeconds").or_number(600),
     Property::new("repositoryRef", Type::Object(GIT_REFERENCE)),
-    Property::new("sshKnownHosts", Type::Checked(rules::base64)),
+    Property::new("sshKnownHosts", Type::Checked(rules::hosts)),
     Property::new("httpsUser", Type::Text),
     Property::new("httpsCACert", Type::Checked(rules::base64)),
     Property::new("localAuthRef", Type::Checked(rules::object_name)),
@@ -112,8 +117,8 @@ const BLOB: &[Property] = &[
     Property::new("localAuthRef", Type::Checked(rules::object_name)),
 ];
 const OCI_REFERENCE: &[Property] = &[
-    Property::new("tag", Type::Checked(rules::reference)),
-    Property::new("semver", Type::Checked(rules::reference)),
+    Property::new("tag", Type::Checked(rules::oci_tag)),
+    Property::new("semver", Type::Checked(rules::range)),
     Property::new("digest", Type::Checked(rules::digest)),
 ];
 const LAYER: &[Property] = &[
@@ -122,7 +127,7 @@ const LAYER: &[Property] = &[
 ];
 const OIDC: &[Property] = &[Property::new("issuer", Type::Text), Property::new("subject", Type::Text)];
 const VERIFY: &[Property] = &[
-    Property::new("provider", Type::Text),
+    Property::new("provider", Type::Words(&["cosign", "notation"])),
     Property::new("verificationConfig", Type::Texts),
     Property::new("matchOidcIdentity", Type::List(&Type::Object(OIDC))),
 ];
@@ -150,7 +155,7 @@ const SUBSTITUTE_FROM: &[Property] = &[
     Property::new("optional", Type::Bool).or_bool(false),
 ];
 const POST_BUILD: &[Property] = &[
-    Property::new("substitute", Type::Texts),
+    Property::new("substitute", Type::Texts).merged(),
     Property::new("substituteFrom", Type::List(&Type::Object(SUBSTITUTE_FROM))),
 ];
 const KUSTOMIZATION: &[Property] = &[
@@ -163,7 +168,7 @@ const KUSTOMIZATION: &[Property] = &[
     Property::new("prune", Type::Bool).or_bool(false),
     Property::new("force", Type::Bool).or_bool(false),
     Property::new("wait", Type::Bool).or_bool(true).since("2023-05-01"),
-    Property::new("postBuild", Type::Object(POST_BUILD)).since("2023-05-01"),
+    Property::new("postBuild", Type::Object(POST_BUILD)).merged().since("2023-05-01"),
 ];
 const NAMED_KUSTOMIZATIONS: &Entries = &Entries { name: rules::label, most: KUSTOMIZATIONS, of: KUSTOMIZATION };
 
@@ -327,13 +332,18 @@ impl Kind for FluxConfigurations {
             schema::fill_in(PROPERTIES, own, "properties", &mut faults);
             rules::references(own, &mut faults);
             rules::protected(own, &mut faults);
-            rules::credentials(own, writing.old.map(|old| old.protected.is_some()), &mut faults);
+            rules::verification(own, &mut faults);
+            if let Some(said) = properties(writing.said) {
+                rules::take_places(own, said, old);
+            }
+            rules::credentials(own, before(writing.old, old), &mut faults);
             rules::through_gateway(own, &writing.control.snapshot().egress, &mut faults);
             rules::kustomizations(writing.id.name(), own, &mut faults);
             faults.truncate(FAULTS);
             if let Some(fault) = ErrorDetail::all(faults) {
                 return Err(fault.into());
             }
+            one_name(writing, own, old).await?;
             followed::room(writing, NAME, "flux configurations").await
         })
     }
@@ -392,6 +402,57 @@ impl Kind for FluxConfigurations {
             properties.insert("errorMessage".to_owned(), error.clone());
         }
     }
+}
+
+/// What there is of the credentials of a configuration.
+fn before<'a>(stored: Option<&Stored>, own: Option<&'a Map<String, Value>>) -> Before<'a> {
+    let is_kept = stored.is_some_and(|old| old.protected.is_some());
+    let is_there = is_kept || stored.is_some_and(|old| Object::of(&old.body).protected.is_some());
+    Before { own, is_kept, is_there }
+}
+
+/// Refuses a kustomization whose object in the cluster would have the name of another configuration's: `a-b` and `c` name
+/// the same one as `a` and `b-c`.
+async fn one_name(
+    writing: &Writing<'_>,
+    own: &Map<String, Value>,
+    old: Option<&Map<String, Value>>,
+) -> Result<(), ApiError> {
+    let names = |of: &Map<String, Value>| -> Vec<String> {
+        of.get("kustomizations").and_then(Value::as_object).into_iter().flat_map(Map::keys).cloned().collect()
+    };
+    let before = old.map(names).unwrap_or_default();
+    let configuration = writing.id.name();
+    // By the key of another configuration: its kustomizations that would have such a name, and ours.
+    let mut others: HashMap<String, Vec<(String, String)>> = HashMap::new();
+    for name in names(own).into_iter().filter(|name| !before.contains(name)) {
+        let full = format!("{configuration}-{name}");
+        for (at, _) in full.match_indices('-').filter(|(at, _)| *at != configuration.len()) {
+            let (other, its) = (&full[..at], &full[at + 1..]);
+            if is_label(other, LONGEST_NAME) && is_label(its, LONGEST_NAME) {
+                let key = format!("{}/providers/{}/{other}", writing.id.parent_key(), NAME.to_ascii_lowercase());
+                others.entry(key).or_default().push((its.to_owned(), name.clone()));
+            }
+        }
+    }
+    let keys: Vec<String> = others.keys().cloned().collect();
+    for other in writing.control.store.get_each(&keys).await? {
+        let Some(theirs) = other.body.as_object().and_then(properties) else { continue };
+        if theirs.get("namespace") != own.get("namespace") {
+            continue;
+        }
+        let all = names(theirs);
+        let same = others.get(&other.key).into_iter().flatten().find(|(its, _)| all.contains(its));
+        if let Some((its, name)) = same {
+            let message = format!(
+                "The kustomization '{name}' would be '{configuration}-{name}' in the cluster, and so is '{its}' of the configuration '{}' in the same namespace. Give it another name.",
+                last_name(&other.id)
+            );
+            let at = format!("properties.kustomizations.{name}");
+            return Err(ApiError::of(StatusCode::CONFLICT, "KustomizationNameTaken", message).at(at));
+        }
+    }
+    Ok(())
 }
 
 /// Where the source of a kept configuration is, if it is to be reached through the gateway.

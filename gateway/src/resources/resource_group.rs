@@ -26,6 +26,7 @@ const SCHEMA: &[Property] = &[
     Property::new("properties", Type::Object(PROPERTIES)),
 ];
 const PATCH: &[Property] = &[
+    Property::new("location", super::connected_cluster::LOCATION),
     Property::new("tags", Type::Tags),
     Property::new("managedBy", Type::Text),
     Property::new("properties", Type::Object(PROPERTIES)),

@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 use types::api::ErrorDetail;
 
 pub use self::{
-    part::{fill_in, keep_created, merge},
+    part::{differs, fill_in, keep_created, merge, take_fixed},
     told::{Bounds, told},
 };
 
@@ -339,7 +339,11 @@ fn check_value(kind: &Type, value: &Value, extent: Extent, at: &str, faults: &mu
         (Type::Bool, Value::Bool(_)) => Some(value.clone()),
         (Type::Count, Value::Number(number)) if within(number, 0, i32::MAX) => Some(value.clone()),
         (Type::Number(least, most), Value::Number(number)) if within(number, *least, *most) => Some(value.clone()),
-        (Type::Texts, Value::Object(map)) if is_texts(map) => Some(value.clone()),
+        (Type::Texts, Value::Object(map)) if is_texts(map) => {
+            let is_said = |value: &Value| extent == Extent::Part || !value.is_null();
+            let texts = map.iter().filter(|(_, value)| is_said(value));
+            Some(Value::Object(texts.map(|(name, value)| (name.clone(), value.clone())).collect()))
+        }
         (Type::Settings, Value::Object(map)) if is_settings(map) => Some(value.clone()),
         (Type::Tags, Value::Object(map)) if is_tags(map) => Some(value.clone()),
         (Type::Json, Value::Object(_)) => Some(value.clone()),
@@ -391,9 +395,12 @@ fn check_entries(
     checked
 }
 
+/// `null` is as if the entry were not there, or takes it away in a part.
 fn is_texts(map: &Map<String, Value>) -> bool {
     map.len() <= ENTRIES
-        && map.iter().all(|(key, value)| key.len() <= TEXT && value.as_str().is_some_and(|v| v.len() <= TEXT))
+        && map.iter().all(|(key, value)| {
+            key.len() <= TEXT && (value.is_null() || value.as_str().is_some_and(|text| text.len() <= TEXT))
+        })
 }
 
 /// The body that they are in is bounded as a whole.
@@ -656,9 +663,20 @@ fn names_of(object: &'static [Property], list: &[Value]) -> Vec<String> {
 
 /// As a schema of OpenAPI 3.1 (JSON Schema).
 pub fn open_api(object: &'static [Property]) -> Value {
-    let properties: Map<_, _> =
-        object.iter().map(|property| (property.name.to_owned(), open_api_property(property))).collect();
-    let required: Vec<_> = object.iter().filter(|property| property.required).map(|property| property.name).collect();
+    open_api_of(object, Extent::Whole)
+}
+
+/// The same of a part of an object (PATCH).
+pub fn open_api_part(object: &'static [Property]) -> Value {
+    open_api_of(object, Extent::Part)
+}
+
+fn open_api_of(object: &'static [Property], extent: Extent) -> Value {
+    let inner = |property: &Property| if extent == Extent::Part { Extent::of(property) } else { extent };
+    let describe = |property: &Property| (property.name.to_owned(), open_api_property(property, inner(property)));
+    let properties: Map<_, _> = object.iter().map(describe).collect();
+    let required = object.iter().filter(|property| property.required && extent == Extent::Whole);
+    let required: Vec<_> = required.map(|property| property.name).collect();
     let mut schema = json!({"type": "object", "properties": properties});
     if !required.is_empty() {
         schema["required"] = required.into();
@@ -666,8 +684,8 @@ pub fn open_api(object: &'static [Property]) -> Value {
     schema
 }
 
-fn open_api_property(property: &Property) -> Value {
-    let mut schema = open_api_type(&property.kind);
+fn open_api_property(property: &Property, extent: Extent) -> Value {
+    let mut schema = open_api_type(&property.kind, extent);
     match property.access {
         Access::ReadOnly => {
             schema["readOnly"] = true.into();
@@ -678,13 +696,13 @@ fn open_api_property(property: &Property) -> Value {
         Access::WriteOnly => schema["writeOnly"] = true.into(),
         Access::ReadWrite => {}
     }
-    if let Some(default) = property.default {
+    if let Some(default) = property.default.filter(|_| extent == Extent::Whole) {
         schema["default"] = default.into();
     }
     schema
 }
 
-fn open_api_type(kind: &Type) -> Value {
+fn open_api_type(kind: &Type, extent: Extent) -> Value {
     match kind {
         Type::Text => json!({"type": "string", "maxLength": TEXT}),
         Type::Checked(_) => json!({"type": "string"}),
@@ -708,11 +726,11 @@ fn open_api_type(kind: &Type) -> Value {
             json!({"type": "object", "additionalProperties": {"type": "string", "maxLength": TAG_VALUE}, "maxProperties": TAGS,
                 "propertyNames": {"minLength": 1, "maxLength": TAG_NAME}})
         }
-        Type::List(kind) => json!({"type": "array", "items": open_api_type(kind), "maxItems": ENTRIES}),
+        Type::List(kind) => json!({"type": "array", "items": open_api_type(kind, Extent::Whole), "maxItems": ENTRIES}),
         Type::Json => json!({"type": "object"}),
-        Type::Object(object) => open_api(object),
+        Type::Object(object) => open_api_of(object, extent),
         Type::Map(entries) => {
-            let mut entry = open_api(entries.of);
+            let mut entry = open_api_of(entries.of, extent);
             entry["type"] = json!(["object", "null"]);
             json!({"type": "object", "additionalProperties": entry, "maxProperties": entries.most})
         }

@@ -55,7 +55,7 @@ fn instance(text: &str) -> Result<(), String> {
 
 /// Clients send an empty text along.
 fn known_hosts(text: &str) -> Result<(), String> {
-    if text.trim().is_empty() { Ok(()) } else { rules::base64(text) }
+    if text.trim().is_empty() { Ok(()) } else { rules::hosts(text) }
 }
 
 fn chart_values(text: &str) -> Result<(), String> {
@@ -299,6 +299,9 @@ fn credentials(own: &Map<String, Value>, faults: &mut Vec<ErrorDetail>) {
     } else {
         let why = "the repository's address is not one of https";
         ["httpsUser", "httpsKey"].iter().filter(|name| given(name)).for_each(|name| refuse(&protected(name), why));
+        if let Some(why) = rules::unknown_host(&url).filter(|_| !own.contains_key("sshKnownHostsContents")) {
+            refuse("sshKnownHostsContents", &why);
+        }
     }
 }
 

@@ -10,6 +10,7 @@
 //! | [`ids`] | cluster ids and addresses, stream and request ids, parsed once |
 //! | [`instants`] | instants as numbers and as RFC 3339 |
 //! | [`json`] | JSON objects that every reader reads alike |
+//! | [`known_hosts`] | keys of SSH servers, and those that everybody knows |
 //! | [`limits`] | every bound on the wire, by name |
 //! | [`operator_params`] | parameters of Flux 1, as far as Flux 2 knows what they mean |
 //! | [`random`] | random bytes of the operating system |
@@ -22,6 +23,7 @@ pub mod bearer;
 pub mod ids;
 pub mod instants;
 pub mod json;
+pub mod known_hosts;
 pub mod limits;
 pub mod operator_params;
 pub mod random;

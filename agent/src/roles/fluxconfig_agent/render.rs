@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 
 use serde_json::{Map, Value, json};
+use types::known_hosts;
 
 use super::{
     key::KeyPair,
@@ -360,7 +361,8 @@ impl Configuration<'_> {
     fn ssh(&self, git: &Git) -> Result<Files, Problem> {
         let hosts = git.ssh_known_hosts.as_deref().filter(|hosts| !hosts.trim().is_empty());
         let hosts = hosts.map(|hosts| bytes("sshKnownHosts", hosts)).transpose()?;
-        let hosts = hosts.filter(|hosts| !hosts.trim_ascii().is_empty()).ok_or_else(|| {
+        let built_in = || known_hosts::built_in(&git.url).map(String::into_bytes);
+        let hosts = hosts.filter(|hosts| !hosts.trim_ascii().is_empty()).or_else(built_in).ok_or_else(|| {
             Problem::stays(
                 "KnownHostsMissing",
                 "the repository is reached over SSH, and the configuration has no known hosts (sshKnownHosts, sshKnownHostsContents): give the lines of known_hosts for its host (`ssh-keyscan HOST`, compared with what the server's owner publishes), or name a Secret that has them (localAuthRef)",
@@ -731,6 +733,14 @@ mod tests {
         }
         let spelled = render(git("git@h:/a/b", json!({"sshKnownHosts": encode(b"h")})), &[]).unwrap();
         assert_eq!(spelled.source["spec"]["url"], "ssh://git@h/a/b");
+        // Servers that everybody knows need no known hosts, and others that are given count.
+        let known = |more: Value| {
+            let rendered = render(git("git@github.com:team/app", more), &[]).unwrap();
+            let hosts = files(&rendered, "web-auth").into_iter().find(|(name, _)| name == "known_hosts").unwrap().1;
+            hosts.lines().map(|line| line.split(' ').next().unwrap().to_owned()).collect::<Vec<_>>()
+        };
+        assert_eq!(known(json!({})), ["github.com"; 3]);
+        assert_eq!(known(json!({"sshKnownHosts": encode(b"own ssh-ed25519 B")})), ["own"]);
         type Bad<'a> = (&'a str, Value, Vec<(&'a str, &'a str)>, &'a str);
         let bad: Vec<Bad<'_>> = vec![
             (ssh, json!({}), vec![], "KnownHostsMissing"),

@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use super::NamedExtension;
 use crate::{
-    api::{Answer, Api, ApiError, Wait},
+    api::{Answer, Api, ApiError, TimedOut, Wait},
     commands::on_cluster::{followed, is_of_operation},
     failure::{Failure, Outcome},
     terminal::line,
@@ -43,7 +43,10 @@ async fn wait_for(
 ) -> Outcome<()> {
     let look = async || api.get(target).await.ok().map(|shown| lines(&shown));
     let ended = followed(api, answer, what, wait, lines(&answer.body), look).await;
-    ended.map_err(|failure| advised(failure, extension))
+    ended.map_err(|failure| {
+        let show = format!("towline extension show {}", extension.options());
+        TimedOut::advised(advised(failure, extension), "--timeout", &show)
+    })
 }
 
 /// The statuses of an extension, oldest first, one line each.

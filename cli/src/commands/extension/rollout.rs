@@ -15,7 +15,7 @@ use super::{
     EXTENSIONS,
 };
 use crate::{
-    api::{WaitArgs, at, versions},
+    api::{TimedOut, WaitArgs, at, versions},
     context::Context,
     failure::{Failure, Outcome},
     output::{self, Column},
@@ -236,7 +236,8 @@ async fn end(rollout: &Named, yes: bool, wait: &WaitArgs, common: &CommonArgs) -
     if answer.status == StatusCode::NO_CONTENT {
         say(&absent);
     }
-    open.api.follow(&answer, &format!("ending {}", rollout.name), wait.wait()).await
+    let ended = open.api.follow(&answer, &format!("ending {}", rollout.name), wait.wait()).await;
+    ended.map_err(|failure| TimedOut::advised(failure, "--timeout", LIST))
 }
 
 #[cfg(test)]

@@ -56,6 +56,7 @@ pub struct Where {
 #[derive(Debug, Subcommand)]
 pub enum TypesAction {
     /// The extension types
+    #[command(aliases = ["list-by-cluster", "list-by-location"])]
     List {
         /// The cluster or location that the types are for.
         #[command(flatten)]
@@ -68,6 +69,7 @@ pub enum TypesAction {
         publisher: Option<String>,
     },
     /// One extension type
+    #[command(aliases = ["show-by-cluster", "show-by-location"])]
     Show {
         /// Which one
         #[arg(long = "type", alias = "extension-type", value_name = "TYPE", value_parser = names::extension_type)]
@@ -77,6 +79,7 @@ pub enum TypesAction {
         at: Where,
     },
     /// The versions of an extension type, newest first
+    #[command(aliases = ["list-versions-by-cluster", "list-versions-by-location"])]
     Versions {
         /// Of which one
         #[arg(long = "type", alias = "extension-type", value_name = "TYPE", value_parser = names::extension_type)]
@@ -88,11 +91,24 @@ pub enum TypesAction {
         #[arg(long, alias = "release-train", value_name = "TRAIN", value_parser = names::word)]
         train: Option<String>,
         /// Only those of this major version
-        #[arg(long, value_name = "NUMBER")]
+        #[arg(long, alias = "major-version", value_name = "NUMBER")]
         major: Option<u64>,
         /// Only the newest of these
-        #[arg(long)]
-        latest: bool,
+        #[arg(long, alias = "show-latest", value_name = "true|false", num_args = 0..=1, default_missing_value = "true")]
+        latest: Option<bool>,
+    },
+    /// One version of an extension type
+    #[command(aliases = ["show-version-by-cluster", "show-version-by-location"])]
+    Version {
+        /// Of which one
+        #[arg(long = "type", alias = "extension-type", value_name = "TYPE", value_parser = names::extension_type)]
+        kind: String,
+        /// The version
+        #[arg(long, value_name = "VERSION", value_parser = names::word)]
+        version: String,
+        /// The cluster or location that the version is for.
+        #[command(flatten)]
+        at: Where,
     },
 }
 
@@ -119,9 +135,13 @@ pub async fn run(action: TypesAction, common: &CommonArgs) -> Outcome<()> {
             let target = target(&context, &place, &format!("/{kind}/versions"))?
                 + &filter("releaseTrain", train.as_deref())
                 + &filter("majorVersion", major.map(|major| major.to_string()).as_deref())
-                + &filter("showLatest", latest.then_some("true"));
+                + &filter("showLatest", latest.filter(|latest| *latest).map(|_| "true"));
             let rows = api.list(&target).await.map_err(hinted)?;
             output::print_list(rows, &common.output, VERSION_COLUMNS, "no such versions")
+        }
+        TypesAction::Version { kind, version, at: place } => {
+            let found = api.get(&target(&context, &place, &format!("/{kind}/versions/{version}"))?).await;
+            output::print(&found.map_err(hinted)?, &common.output, VERSION_COLUMNS)
         }
     }
 }

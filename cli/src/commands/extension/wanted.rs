@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use anyhow::{Context as _, anyhow};
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use serde_json::{Map, Value, json};
 use types::window::{self, Schedule};
 
@@ -43,6 +44,28 @@ impl Placement {
     }
 }
 
+/// The plan of an extension from a marketplace, which is kept and shown (E13).
+#[derive(Debug, clap::Args, Default)]
+pub struct Plan {
+    /// The plan of an extension that was bought, which is kept and shown: its name
+    #[arg(long, value_name = "NAME", requires_all = ["plan_publisher", "plan_product"])]
+    pub plan_name: Option<String>,
+    /// Who sells it
+    #[arg(long, value_name = "NAME", requires = "plan_name")]
+    pub plan_publisher: Option<String>,
+    /// What is sold
+    #[arg(long, value_name = "NAME", requires = "plan_name")]
+    pub plan_product: Option<String>,
+}
+
+impl Plan {
+    /// As the API has it; none if nothing was given.
+    pub fn json(&self) -> Option<Value> {
+        let name = self.plan_name.as_deref()?;
+        Some(json!({"name": name, "publisher": self.plan_publisher, "product": self.plan_product}))
+    }
+}
+
 /// Versions and settings of an extension.
 #[derive(Debug, clap::Args, Default)]
 pub struct Change {
@@ -53,8 +76,8 @@ pub struct Change {
     #[arg(long, alias = "release-train", value_name = "TRAIN", value_parser = names::word)]
     pub train: Option<String>,
     /// How far it is upgraded by itself; compatible, which is never to another major version, without this
-    #[arg(long, alias = "auto-upgrade-mode", value_name = "none|patch|compatible",
-        value_parser = ["none", "patch", "compatible"])]
+    #[arg(long, aliases = ["auto-upgrade-mode", "auto-upgrade-minor-version"], value_name = "none|patch|compatible",
+        value_parser = mode(), num_args = 0..=1, default_missing_value = "compatible", ignore_case = true)]
     pub auto_upgrade: Option<String>,
     /// When automatic upgrades begin: five fields as of cron, such as "0 22 * * mon-fri"; at any time without it
     #[arg(long, value_name = "CRON|none", value_parser = schedule)]
@@ -66,19 +89,22 @@ pub struct Change {
     #[arg(long, value_name = "ZONE", value_parser = time_zone, default_value = "UTC", requires = "upgrade_window")]
     pub time_zone: String,
     /// A setting; repeat for several
-    #[arg(long, alias = "configuration-settings", value_name = "KEY=VALUE", value_parser = settings::pair)]
+    #[arg(long, aliases = ["configuration-settings", "config-settings", "config"], value_name = "KEY=VALUE",
+        value_parser = settings::pair, num_args = 1..)]
     pub set: Vec<(String, String)>,
     /// A setting whose value is the content of a file; repeat for several
     #[arg(long, value_name = "KEY=FILE", value_parser = settings::pair)]
     pub set_file: Vec<(String, String)>,
     /// Settings in a file: a map of YAML or JSON; - is standard input
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, aliases = ["configuration-settings-file", "config-settings-file", "config-file"], value_name = "FILE")]
     pub settings_file: Option<PathBuf>,
     /// A protected setting; others on this machine can read it while the command runs: better --protected-file
-    #[arg(long, alias = "configuration-protected-settings", value_name = "KEY=VALUE", value_parser = settings::pair)]
+    #[arg(long, aliases = ["configuration-protected-settings", "config-protected-settings", "config-protected"],
+        value_name = "KEY=VALUE", value_parser = settings::pair, num_args = 1..)]
     pub protected: Vec<(String, String)>,
     /// Protected settings in a file: a map of YAML or JSON; - is standard input
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", aliases = ["configuration-protected-settings-file",
+        "config-protected-settings-file", "config-protected-file"])]
     pub protected_file: Option<PathBuf>,
     /// What is done about a release that somebody changed or removed in the cluster
     #[arg(long, value_name = "repair|report", value_parser = ["repair", "report"])]
@@ -147,6 +173,20 @@ impl Change {
 /// The property, and the word that takes it away.
 const WINDOW: &str = "autoUpgradeWindow";
 const NO_WINDOW: &str = "none";
+
+/// The modes, and what az calls two of them.
+fn mode() -> impl TypedValueParser<Value = String> {
+    let words = [
+        PossibleValue::new("none").alias("false"),
+        PossibleValue::new("patch"),
+        PossibleValue::new("compatible").alias("true"),
+    ];
+    PossibleValuesParser::new(words).map(|word| match word.to_ascii_lowercase().as_str() {
+        "false" => "none".to_owned(),
+        "true" => "compatible".to_owned(),
+        word => word.to_owned(),
+    })
+}
 
 fn schedule(text: &str) -> Result<String, String> {
     if text != NO_WINDOW {
@@ -218,6 +258,60 @@ mod tests {
         assert!(schedule("0 22 * *").is_err() && time_zone("Nowhere").is_err());
         let set = Change { set: vec![pair("a", "1")], ..Change::default() };
         assert!(set.body(&["a".to_owned()]).is_err());
+    }
+
+    #[test]
+    fn e1_options_of_scripts_for_az_are_understood() {
+        #[derive(Debug, clap::Parser)]
+        struct Typed {
+            #[command(flatten)]
+            change: Change,
+            #[command(flatten)]
+            plan: Plan,
+        }
+        let typed = |line: &str| {
+            let typed = <Typed as clap::Parser>::try_parse_from(std::iter::once("x").chain(line.split(' ')));
+            typed.map(|typed| (typed.change.body(&[]).unwrap()["properties"].clone(), typed.plan.json()))
+        };
+        let properties = |line: &str| typed(line).unwrap().0;
+        let two = json!({"a": "1", "b.c": "2"});
+        for name in ["--set", "--config", "--config-settings", "--configuration-settings"] {
+            let line = format!("{name} a=1 b.c=2 --version 1.0.0");
+            assert_eq!(properties(&line), json!({"configurationSettings": two, "version": "1.0.0"}), "{line}");
+            let line = format!("{name} a=1 {name} b.c=2");
+            assert_eq!(properties(&line)["configurationSettings"], two, "{line}");
+        }
+        for name in ["--config-protected", "--config-protected-settings", "--configuration-protected-settings"] {
+            assert_eq!(properties(&format!("{name} a=1 b.c=2"))["configurationProtectedSettings"], two, "{name}");
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("s");
+        std::fs::write(&file, r#"{"a": "1", "b": {"c": "2"}}"#).unwrap();
+        let file = file.display();
+        for name in ["config-file", "config-settings-file", "configuration-settings-file"] {
+            assert_eq!(properties(&format!("--{name} {file}"))["configurationSettings"], two, "{name}");
+        }
+        for name in ["config-protected-file", "config-protected-settings-file", "configuration-protected-settings-file"]
+        {
+            assert_eq!(properties(&format!("--{name} {file}"))["configurationProtectedSettings"], two, "{name}");
+        }
+        for (line, mode) in [
+            ("--auto-upgrade-minor-version false", "none"),
+            ("--auto-upgrade-minor-version true", "compatible"),
+            ("--auto-upgrade False", "none"),
+            ("--auto-upgrade", "compatible"),
+            ("--auto-upgrade-mode patch", "patch"),
+        ] {
+            assert_eq!(properties(line), json!({"autoUpgradeMode": mode}), "{line}");
+        }
+        let pinned = properties("--version 1.0.0 --auto-upgrade-minor-version false --release-train Stable");
+        assert_eq!(pinned, json!({"version": "1.0.0", "autoUpgradeMode": "none", "releaseTrain": "Stable"}));
+        let plan = json!({"name": "basic", "publisher": "example", "product": "web"});
+        let line = "--plan-name basic --plan-publisher example --plan-product web";
+        assert_eq!(typed(line).unwrap().1, Some(plan));
+        for bad in ["--plan-name basic", "--plan-product web", "--auto-upgrade sometimes", "--config a"] {
+            assert!(typed(bad).is_err(), "{bad}");
+        }
     }
 
     #[test]

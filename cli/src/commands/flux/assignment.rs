@@ -17,7 +17,7 @@ use super::{
     CONFIGURATIONS,
 };
 use crate::{
-    api::WaitArgs,
+    api::{TimedOut, WaitArgs},
     context::Context,
     failure::{Failure, Outcome},
     output::{self, Column},
@@ -227,7 +227,8 @@ async fn delete(assignment: &Named, yes: bool, wait: &WaitArgs, common: &CommonA
     if answer.status == StatusCode::NO_CONTENT {
         say(&absent);
     }
-    open.api.follow(&answer, &format!("deleting {}", assignment.name), wait.wait()).await
+    let ended = open.api.follow(&answer, &format!("deleting {}", assignment.name), wait.wait()).await;
+    ended.map_err(|failure| TimedOut::advised(failure, "--timeout", LIST))
 }
 
 /// A configuration of a file: its name, if it has one, and its properties.

@@ -211,9 +211,12 @@ pub struct Change {
     /// Do not wait until its objects are healthy
     #[arg(long, value_name = "true|false", num_args = 0..=1, default_missing_value = "true")]
     pub disable_health_check: Option<bool>,
-    /// What takes the place of ${NAME} in its objects, instead of all that was given before; repeat for several
+    /// What takes the place of ${NAME} in its objects; others that were given before stay; repeat for several
     #[arg(long, value_name = "NAME=VALUE", value_parser = substitute)]
     pub substitute: Vec<(String, String)>,
+    /// Take what takes the place of ${NAME} away; repeat for several
+    #[arg(long, value_name = "NAME")]
+    pub unset_substitute: Vec<String>,
     /// A ConfigMap or a Secret of the configuration's namespace with more of them, such as ConfigMap/site; with ? at the end
     /// it may be missing; repeat for several
     #[arg(long, value_name = "KIND/NAME", value_parser = substitute_from)]
@@ -266,8 +269,9 @@ impl Change {
             ("force", self.force.map(Value::from)),
             ("wait", self.disable_health_check.map(|disabled| Value::from(!disabled))),
             ("postBuild", {
+                let gone = self.unset_substitute.iter().map(|name| (name.clone(), Value::Null));
                 let texts = self.substitute.iter().map(|(name, value)| (name.clone(), value.as_str().into()));
-                post_build(texts.collect(), self.substitute_from.clone())
+                post_build(gone.chain(texts).collect(), self.substitute_from.clone())
             }),
         ];
         given.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))).collect()

@@ -14,7 +14,7 @@ use super::{
     NamedConfiguration, Waiting,
 };
 use crate::{
-    api::{Api, ResourceType, Wait, at, versions},
+    api::{Api, ResourceType, TimedOut, Wait, at, versions},
     context::Context,
     failure::{Failure, Outcome},
     output::{self, Column},
@@ -102,7 +102,9 @@ pub async fn run(action: SourceControlAction, common: &CommonArgs) -> Outcome<()
                 say(&format!("there was no source control configuration {name}"));
             }
             let wait = Wait { none: wait.no_wait, limit: wait.wait_timeout };
-            api.follow(&answer, &format!("deleting {name}"), wait).await
+            let ended = api.follow(&answer, &format!("deleting {name}"), wait).await;
+            let show = format!("towline flux source-control show {} -n {name}", on.options());
+            ended.map_err(|failure| TimedOut::advised(failure, "--wait-timeout", &show))
         }
     }
 }

@@ -110,10 +110,10 @@ fn providers() -> Items {
     items
 }
 
-/// Paths of long-running operations.
-fn operations() -> Items {
+/// How far a long-running operation is.
+pub(super) fn operation_status() -> Value {
     let instant = || json!({"type": "string", "format": "date-time"});
-    let status = json!({
+    json!({
         "type": "object",
         "required": ["id", "name", "status", "startTime"],
         "properties": {
@@ -122,7 +122,12 @@ fn operations() -> Items {
             "startTime": instant(), "endTime": instant(), "percentComplete": {"type": "number"},
             "error": error_schema()["properties"]["error"],
         },
-    });
+    })
+}
+
+/// Paths of long-running operations.
+fn operations() -> Items {
+    let status = operation_status();
     let result = format!("{LOCATION}/operationResults/{{operationId}}");
     let ends = responses(&[("200", json!({})), ("202", json!({}))], true);
     vec![

@@ -692,6 +692,71 @@ async fn e1_pages_of_what_is_wanted_are_bounded_and_complete() {
 }
 
 #[tokio::test]
+async fn e12_version_that_does_not_work_on_what_is_known_of_the_cluster_is_refused_early() {
+    let folder = tempfile::tempdir().unwrap();
+    let versions: [(&str, &[&str]); 2] = [("1.0.0", &["Stable"]), ("2.0.0", &["Preview"])];
+    crate::catalogue::tests::make(&folder.path().join("catalogue"), &versions, |index| {
+        index.types[0].versions[1].kube_version = Some(">=1.40.0".parse().unwrap());
+        index.types[0].versions[0].supported_distributions = vec!["k3s".to_owned()];
+    });
+    let clock_ms = Arc::new(AtomicI64::new(1_800_000_000_000));
+    let site = Bench::open(folder, TestIssuer::new("https://issuer.test"), clock_ms, None).await;
+    site.group("g").await;
+    site.cluster("g", "c").await;
+    while site.control.catalogue().is_none() {
+        tokio::task::yield_now().await;
+    }
+    let put = async |name: &str, more: Value| {
+        let mut own = json!({"extensionType": "example.web"});
+        own.as_object_mut().unwrap().extend(more.as_object().cloned().unwrap());
+        site.call("owner", "PUT", &extension("c", name), Some(json!({"properties": own}))).await
+    };
+    let newer = || json!({"version": "2.0.0"});
+    // Nothing is known of a cluster that no agent has told of.
+    assert_eq!(put("early", newer()).await.status, 201);
+    let tell = async |kubernetes: &str, distribution: &str| {
+        let key = cluster_id("g", "c").to_ascii_lowercase();
+        let facts = json!({"kubernetesVersion": kubernetes, "distribution": distribution});
+        site.control.store.put_facts(&key, None, &facts, None, 1).await.unwrap();
+    };
+    tell("1.36.2", "k3s").await;
+    for more in [newer(), json!({"releaseTrain": "Preview"})] {
+        let refused = put("late", more).await;
+        assert_eq!((refused.status, refused.code()), (400, "VersionNotSupported"), "{}", refused.body);
+        assert!(refused.body.to_string().contains("needs Kubernetes >=1.40.0"), "{}", refused.body);
+    }
+    assert_eq!(put("late", json!({})).await.status, 201);
+    // What is there already stays as it is wanted.
+    assert_eq!(put("early", json!({"version": "2.0.0", "configurationSettings": {"a": "1"}})).await.status, 200);
+    tell("1.41.0", "aks").await;
+    assert_eq!(put("newer", newer()).await.status, 201);
+    assert_eq!(put("older", json!({})).await.code(), "VersionNotSupported");
+    tell("1.41.0", "generic").await;
+    assert_eq!(put("older", json!({})).await.status, 201);
+}
+
+#[tokio::test]
+async fn e7_who_names_no_namespace_means_the_one_that_is_there() {
+    let site = bench().await;
+    let body = |scope: Value| {
+        let mut body = web();
+        body["properties"]["scope"] = scope;
+        body
+    };
+    let placed = json!({"cluster": {"releaseNamespace": "shop"}});
+    let put = async |scope: Value| site.call("owner", "PUT", &extension("c", "web"), Some(body(scope))).await;
+    assert_eq!(put(placed.clone()).await.status, 201);
+    for scope in [Value::Null, json!({"cluster": {}}), placed.clone()] {
+        let same = put(scope).await;
+        assert_eq!((same.status, &same.body["properties"]["scope"]), (200, &placed), "{}", same.body);
+    }
+    for scope in [json!({"cluster": {"releaseNamespace": "other"}}), json!({"namespace": {"targetNamespace": "shop"}})]
+    {
+        assert_eq!(put(scope).await.code(), "ExtensionScopeImmutable");
+    }
+}
+
+#[tokio::test]
 async fn e3_what_the_catalogue_has_not_is_refused_early() {
     let folder = tempfile::tempdir().unwrap();
     let versions: &[(&str, &[&str])] = &[("1.0.0", &["Stable"]), ("1.1.0", &["Preview"])];
@@ -712,6 +777,11 @@ async fn e3_what_the_catalogue_has_not_is_refused_early() {
         (json!({"extensionType": "example.web", "version": "9.0.0"}), "ExtensionVersionNotFound", "properties.version"),
         (
             json!({"extensionType": "example.web", "releaseTrain": "Nightly"}),
+            "ReleaseTrainNotFound",
+            "properties.releaseTrain",
+        ),
+        (
+            json!({"extensionType": "example.web", "releaseTrain": "Nightly", "version": "1.1.0"}),
             "ReleaseTrainNotFound",
             "properties.releaseTrain",
         ),

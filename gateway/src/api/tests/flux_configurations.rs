@@ -4,7 +4,7 @@
 use serde_json::Map;
 use types::agent_api::{
     ObjectError, ObjectState, ObjectStatus, ObjectStatuses, ObjectStatusesAnswer, Objects, PARTS_OF_AN_OBJECT, Parts,
-    ProtectedQuestion,
+    ProtectedQuestion, encode,
 };
 
 use super::*;
@@ -31,6 +31,11 @@ fn extension(name: &str) -> String {
 
 pub(super) fn key(cluster: &str) -> String {
     cluster_id("g", cluster).to_ascii_lowercase()
+}
+
+/// Lines of `known_hosts`.
+fn known_hosts() -> String {
+    types::known_hosts::built_in("git@github.com:x").unwrap()
 }
 
 fn git() -> Value {
@@ -236,10 +241,15 @@ async fn g1_a_url_of_another_scheme_is_refused() {
         let target = format!("properties.{name}.url");
         assert!(answer.status == 400 && answer.body.to_string().contains(&target), "{}", answer.body);
     }
-    for url in ["git@github.com:org/shop.git", "ssh://git@example.com/shop.git", "http://10.0.0.1/shop.git"] {
+    for url in ["git@github.com:org/shop.git", "http://10.0.0.1/shop.git"] {
         let body = with(|own| own["gitRepository"]["url"] = url.into());
         assert!(site.flux("PUT", "shop", Some(body)).await.status < 300, "{url}");
     }
+    let body = with(|own| {
+        own["gitRepository"]["url"] = "ssh://git@example.com/shop.git".into();
+        own["gitRepository"]["sshKnownHosts"] = encode(known_hosts().as_bytes()).into();
+    });
+    assert!(site.flux("PUT", "shop", Some(body)).await.status < 300);
 }
 
 #[tokio::test]
@@ -336,6 +346,20 @@ async fn g1_texts_that_flux_would_not_take_are_refused() {
         (json!({"kustomizations": {"apps": {"path": "../x"}}}), "properties.kustomizations.apps.path"),
         (json!({"kustomizations": {"apps": {"prune": "yes"}}}), "properties.kustomizations.apps.prune"),
         (json!({"namespace": "Team"}), "properties.namespace"),
+        (json!({"gitRepository": {"sshKnownHosts": "AAEC"}}), "properties.gitRepository.sshKnownHosts"),
+        (
+            json!({"gitRepository": {"repositoryRef": {"semver": "not a range!!"}}}),
+            "properties.gitRepository.repositoryRef.semver",
+        ),
+        (
+            json!({"gitRepository": {"repositoryRef": {"branch": "a..b~^:"}}}),
+            "properties.gitRepository.repositoryRef.branch",
+        ),
+        (json!({"gitRepository": {"url": "git@git.test:a"}}), "properties.gitRepository.sshKnownHosts"),
+        (
+            json!({"kustomizations": {"apps": {"postBuild": {"substitute": {"a-b": "x"}}}}}),
+            "properties.kustomizations.apps.postBuild.substitute.a-b",
+        ),
         (json!({"reconciliationWaitDuration": "5 minutes"}), "properties.reconciliationWaitDuration"),
         (
             json!({"configurationProtectedSettings": {"password": "aGk="}}),
@@ -356,6 +380,82 @@ async fn g1_texts_that_flux_would_not_take_are_refused() {
         });
         assert_eq!(site.refused("shop", body).await.1, target, "{change}");
     }
+}
+
+#[tokio::test]
+async fn g4_artifacts_that_nobody_could_verify_are_refused() {
+    let site = site().await;
+    let oci = |verify: Value| {
+        json!({"properties": {
+            "sourceKind": "OCIRepository",
+            "ociRepository": {"url": "oci://ghcr.io/org/shop", "repositoryRef": {"tag": "1"}, "verify": verify},
+        }})
+    };
+    let key = encode(b"-----BEGIN PUBLIC KEY-----");
+    for (verify, target) in [
+        (json!({"provider": "gpg"}), "provider"),
+        (json!({"verificationConfig": {"cosign.pub": "no base64"}}), "verificationConfig.cosign.pub"),
+        (json!({"provider": "Cosign", "verificationConfig": {"cosign.pub": "AAEC"}}), "verificationConfig.cosign.pub"),
+        (json!({"provider": "notation", "verificationConfig": {"ca.pem": ""}}), "verificationConfig.ca.pem"),
+    ] {
+        let refused = site.refused("shop", oci(verify.clone())).await;
+        assert_eq!(refused.1, format!("properties.ociRepository.verify.{target}"), "{verify}");
+    }
+    for verify in [
+        json!({"provider": "COSIGN", "verificationConfig": {"cosign.pub": key}}),
+        json!({"provider": "notation", "verificationConfig": {"trustpolicy.json": encode(b"{}")}}),
+    ] {
+        assert!(site.flux("PUT", "shop", Some(oci(verify.clone()))).await.status < 300, "{verify}");
+    }
+}
+
+#[tokio::test]
+async fn g1_two_kustomizations_of_one_name_in_the_cluster_are_refused() {
+    let site = site().await;
+    let named = |names: &[&str], namespace: &str| {
+        let all: Map<String, Value> = names.iter().map(|name| ((*name).to_owned(), json!({}))).collect();
+        with(|own| {
+            own["kustomizations"] = all.into();
+            own["namespace"] = namespace.into();
+        })
+    };
+    assert_eq!(site.flux("PUT", "a-b", Some(named(&["c", "d"], "one"))).await.status, 201);
+    for (name, kustomization) in [("a", "b-c"), ("a-b-c", "x")] {
+        assert_eq!(site.flux("PUT", name, Some(named(&["apps"], "one"))).await.status, 201);
+        let taken = site.flux("PUT", "a", Some(named(&["b-c"], "one"))).await;
+        assert_eq!(
+            (taken.status, taken.code()),
+            (409, "KustomizationNameTaken"),
+            "{name} {kustomization}: {}",
+            taken.body
+        );
+        assert_eq!(taken.body["error"]["target"], "properties.kustomizations.b-c");
+    }
+    // Also what a PATCH adds, and to the longer name.
+    let patch = json!({"properties": {"kustomizations": {"b-d": {}}}});
+    let taken = site.flux("PATCH", "a", Some(patch)).await;
+    assert_eq!((taken.status, taken.code()), (409, "KustomizationNameTaken"), "{}", taken.body);
+    let patch = json!({"properties": {"kustomizations": {"c-x": {}}}});
+    let added = site.flux("PATCH", "a-b", Some(patch.clone())).await;
+    assert_eq!(added.status, 202, "{}", added.body);
+    let taken = site.flux("PUT", "a-b-c", Some(named(&["x"], "one"))).await;
+    assert_eq!((taken.status, taken.code()), (409, "KustomizationNameTaken"), "{}", taken.body);
+    // Another namespace has other objects.
+    assert_eq!(site.flux("PUT", "a-b-c-d", Some(named(&["x"], "two"))).await.status, 201);
+    assert_eq!(site.flux("DELETE", "a", None).await.status, 202);
+}
+
+#[tokio::test]
+async fn g5_null_takes_a_variable_away() {
+    let site = site().await;
+    let substitute = |texts: Value| json!({"postBuild": {"substitute": texts}});
+    let body = with(|own| own["kustomizations"] = json!({"apps": substitute(json!({"a": "1", "b": "2"}))}));
+    assert_eq!(site.flux("PUT", "shop", Some(body)).await.status, 201);
+    let patch = json!({"properties": {"kustomizations": {"apps": substitute(json!({"a": null, "c": "3"}))}}});
+    let changed = site.flux("PATCH", "shop", Some(patch)).await;
+    assert_eq!(changed.status, 202, "{}", changed.body);
+    let texts = &changed.body["properties"]["kustomizations"]["apps"]["postBuild"]["substitute"];
+    assert_eq!(*texts, json!({"b": "2", "c": "3"}));
 }
 
 #[tokio::test]
@@ -441,54 +541,74 @@ async fn g4_blobs_are_known_from_their_first_api_version_on() {
 #[tokio::test]
 async fn g1_write_only_settings_go_to_the_cluster_alone_by_their_names() {
     let site = site().await;
-    let blob = json!({"properties": {
-        "sourceKind": "AzureBlob",
-        "azureBlob": {
-            "url": "https://account.example.com", "containerName": "c", "accountKey": "geheim-1", "sasToken": "geheim-2",
-            "servicePrincipal": {"clientId": "i", "clientSecret": "geheim-3"},
-        },
-    }});
-    let made = site.flux("PUT", "shop", Some(blob)).await;
-    assert_eq!(made.status, 201, "{}", made.body);
-    let kept = site.control.store.get(&id("shop").to_ascii_lowercase()).await.unwrap().unwrap();
-    let object = site.wanted(None).await.objects.remove(0);
-    for text in [made.body.to_string(), kept.body.to_string(), serde_json::to_string(&object).unwrap()] {
-        assert!(!text.contains("geheim") && !text.contains("Z2VoZWlt"), "{text}");
-    }
-    let settings = async || {
+    let blob = |credentials: Value| {
+        let mut source = json!({"url": "https://account.example.com", "containerName": "c"});
+        source.as_object_mut().unwrap().extend(credentials.as_object().cloned().unwrap());
+        json!({"properties": {"sourceKind": "AzureBlob", "azureBlob": source}})
+    };
+    let settings = async |answer: &Answer| {
+        let kept = site.control.store.get(&id("shop").to_ascii_lowercase()).await.unwrap().unwrap();
         let object = site.wanted(None).await.objects.remove(0);
+        for text in [answer.body.to_string(), kept.body.to_string(), serde_json::to_string(&object).unwrap()] {
+            assert!(!text.contains("geheim") && !text.contains("Z2VoZWlt"), "{text}");
+        }
         let question = ProtectedQuestion { id: object.id, protected: object.protected.unwrap() };
         assert!(site.control.protected_of(&key("d"), &question).await.is_err(), "another cluster's");
         let told = site.control.protected_of(&key("c"), &question).await.unwrap().settings;
         told.into_iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>()
     };
-    assert_eq!(
-        settings().await,
-        [
-            "azureBlob.accountKey=geheim-1",
-            "azureBlob.sasToken=geheim-2",
-            "azureBlob.servicePrincipal.clientSecret=geheim-3",
-        ]
-    );
-    // Each by itself, and `null` takes it away.
-    let patch = json!({"properties": {"azureBlob": {"accountKey": null, "sasToken": "geheim-5"}}});
-    let patched = site.flux("PATCH", "shop", Some(patch)).await;
-    assert!(patched.status == 202 && !patched.body.to_string().contains("geheim"), "{}", patched.body);
-    assert_eq!(settings().await, ["azureBlob.sasToken=geheim-5", "azureBlob.servicePrincipal.clientSecret=geheim-3"]);
+    // Each alone, and another one takes the place of the former one.
+    let principal = |more: Value| {
+        let mut principal = json!({"clientId": "i", "tenantId": "t"});
+        principal.as_object_mut().unwrap().extend(more.as_object().cloned().unwrap());
+        json!({ "servicePrincipal": principal })
+    };
+    for (credentials, sealed) in [
+        (json!({"accountKey": "geheim-1"}), vec!["azureBlob.accountKey=geheim-1"]),
+        (json!({"sasToken": "geheim-2"}), vec!["azureBlob.sasToken=geheim-2"]),
+        (principal(json!({"clientSecret": "geheim-3"})), vec!["azureBlob.servicePrincipal.clientSecret=geheim-3"]),
+        (
+            principal(json!({"clientCertificate": "Z2VoZWlt", "clientCertificatePassword": "geheim-4"})),
+            vec![
+                "azureBlob.servicePrincipal.clientCertificate=Z2VoZWlt",
+                "azureBlob.servicePrincipal.clientCertificatePassword=geheim-4",
+            ],
+        ),
+    ] {
+        let put = site.flux("PUT", "shop", Some(blob(credentials.clone()))).await;
+        assert!(matches!(put.status, 200 | 201), "{}", put.body);
+        assert_eq!(settings(&put).await, sealed);
+    }
+    let read = site.flux("GET", "shop", None).await;
+    assert_eq!(site.flux("PUT", "shop", Some(read.body.clone())).await.body, read.body);
+    let patch = |credentials: Value| json!({"properties": {"azureBlob": credentials}});
+    let one = patch(json!({"servicePrincipal": {"clientCertificatePassword": "geheim-6"}}));
+    let patched = site.flux("PATCH", "shop", Some(one)).await;
+    assert_eq!(settings(&patched).await[1], "azureBlob.servicePrincipal.clientCertificatePassword=geheim-6");
+    let patched = site.flux("PATCH", "shop", Some(patch(json!({"sasToken": "geheim-5"})))).await;
+    assert!(patched.status == 202 && patched.body["properties"]["azureBlob"].get("servicePrincipal").is_none());
+    assert_eq!(settings(&patched).await, ["azureBlob.sasToken=geheim-5"]);
+    // `null` takes one away.
+    let patched = site.flux("PATCH", "shop", Some(patch(json!({"accountKey": "geheim-7", "sasToken": null})))).await;
+    assert_eq!(settings(&patched).await, ["azureBlob.accountKey=geheim-7"]);
+    let both = patch(json!({"accountKey": "geheim-7", "sasToken": "geheim-5"}));
+    let refused = site.flux("PATCH", "shop", Some(both)).await;
+    let target = refused.body["error"]["target"].as_str();
+    assert_eq!((refused.status, target), (400, Some("properties.azureBlob.sasToken")), "{}", refused.body);
     // With the source they go. The protected settings are replaced as a whole.
     let bucket = json!({"properties": {
         "sourceKind": "Bucket", "bucket": {"url": "https://example.com", "bucketName": "b", "accessKey": "a"},
         "configurationProtectedSettings": {"secretKey": "Z2VoZWltLTQ="},
     }});
     let patched = site.flux("PATCH", "shop", Some(bucket)).await;
-    assert!(patched.status == 202 && !patched.body.to_string().contains("Z2VoZWlt"), "{}", patched.body);
-    assert_eq!(settings().await, ["bucketSecretKey=Z2VoZWltLTQ="]);
+    assert_eq!(patched.status, 202, "{}", patched.body);
+    assert_eq!(settings(&patched).await, ["bucketSecretKey=Z2VoZWltLTQ="]);
     let git = json!({"properties": {
         "sourceKind": "GitRepository", "gitRepository": {"url": "https://example.com/x"},
         "configurationProtectedSettings": {"httpsKey": "aGk="},
     }});
-    assert_eq!(site.flux("PATCH", "shop", Some(git)).await.status, 202);
-    assert_eq!(settings().await, ["httpsKey=aGk="]);
+    let patched = site.flux("PATCH", "shop", Some(git)).await;
+    assert_eq!(settings(&patched).await, ["httpsKey=aGk="]);
 }
 
 #[tokio::test]
@@ -533,17 +653,19 @@ async fn g8_protected_settings_are_kept_48_hours_also_when_some_are_given_again(
     let site = site().await;
     let blob = json!({"properties": {
         "sourceKind": "AzureBlob",
-        "azureBlob": {"url": "https://account.example.com", "containerName": "c", "accountKey": "geheim-1", "sasToken": "geheim-2"},
+        "azureBlob": {"url": "https://account.example.com", "containerName": "c", "servicePrincipal": {
+            "clientId": "i", "tenantId": "t", "clientCertificate": "Z2VoZWlt", "clientCertificatePassword": "geheim-2",
+        }},
     }});
-    site.flux("PUT", "shop", Some(blob)).await;
+    assert_eq!(site.flux("PUT", "shop", Some(blob)).await.status, 201);
     site.clock_ms.fetch_add(DUE_MS - 3_600_000, Ordering::SeqCst);
-    let patch = json!({"properties": {"azureBlob": {"sasToken": "geheim-3"}}});
+    let patch = json!({"properties": {"azureBlob": {"servicePrincipal": {"clientCertificatePassword": "geheim-3"}}}});
     assert_eq!(site.flux("PATCH", "shop", Some(patch)).await.status, 202);
     site.control.forget_protected().await.unwrap();
     let object = site.wanted(None).await.objects.remove(0);
     let question = ProtectedQuestion { id: object.id, protected: object.protected.unwrap() };
     assert!(site.control.protected_of(&key("c"), &question).await.is_ok());
-    // The account key is 48 hours old now.
+    // The certificate is 48 hours old now.
     site.clock_ms.fetch_add(3_600_000, Ordering::SeqCst);
     site.control.forget_protected().await.unwrap();
     let gone = site.control.protected_of(&key("c"), &question).await.unwrap_err();

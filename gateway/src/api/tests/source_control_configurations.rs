@@ -33,9 +33,14 @@ fn https() -> Value {
     }})
 }
 
+/// Lines of `known_hosts`.
+fn known_hosts() -> String {
+    types::known_hosts::built_in("git@github.com:x").unwrap()
+}
+
 fn ssh() -> Value {
     json!({"properties": {
-        "repositoryUrl": "git@example.com:team/shop", "sshKnownHostsContents": encode(b"example.com ssh-ed25519 AAAA"),
+        "repositoryUrl": "git@example.com:team/shop", "sshKnownHostsContents": encode(known_hosts().as_bytes()),
         "configurationProtectedSettings": {"sshPrivateKey": encode(b"geheim-2")},
     }})
 }
@@ -117,7 +122,7 @@ async fn g10_data_exchange_agent_pulls_private_key_and_known_hosts_content() {
     assert!(own.get("configurationProtectedSettings").is_none(), "{own}");
     assert_eq!(site.pulled_settings().await, [format!("sshPrivateKey={}", encode(b"geheim-2"))]);
     let spec = site.pulled().await.objects.remove(0).spec.unwrap();
-    assert_eq!(spec["sshKnownHostsContents"], encode(b"example.com ssh-ed25519 AAAA"));
+    assert_eq!(spec["sshKnownHostsContents"], encode(known_hosts().as_bytes()));
 }
 
 #[tokio::test]
@@ -245,7 +250,13 @@ async fn g10_what_flux_could_not_do_is_refused_with_its_place() {
         (with(https(), "operatorType", json!("Argo")), "InvalidRequestContent", "operatorType"),
         (with(https(), "operatorNamespace", json!("Shop")), "InvalidRequestContent", "operatorNamespace"),
         (with(https(), "sshKnownHostsContents", json!("no base64")), "InvalidRequestContent", "sshKnownHostsContents"),
-        (with(https(), "sshKnownHostsContents", json!("aGk=")), "InvalidCredentials", "sshKnownHostsContents"),
+        (
+            with(https(), "sshKnownHostsContents", json!(encode(known_hosts().as_bytes()))),
+            "InvalidCredentials",
+            "sshKnownHostsContents",
+        ),
+        (with(ssh(), "sshKnownHostsContents", json!("AAEC")), "InvalidRequestContent", "sshKnownHostsContents"),
+        (with(ssh(), "sshKnownHostsContents", json!("")), "InvalidCredentials", "sshKnownHostsContents"),
         (
             with(https(), settings, json!({"password": "aGk="})),
             "UnknownProperty",

@@ -3,8 +3,9 @@
 
 use std::collections::HashMap;
 
+use ::catalogue::range::Range;
 use serde_json::{Map, Value};
-use types::{agent_api::decode, api::ErrorDetail};
+use types::{agent_api::decode, api::ErrorDetail, known_hosts};
 use url::Url;
 
 use super::{
@@ -74,6 +75,70 @@ pub(super) fn reference(text: &str) -> Result<(), String> {
         return Ok(());
     }
     Err(format!("a text of 1 to {REFERENCE} characters, none of them a control character"))
+}
+
+/// The name of a branch or a tag, as `git check-ref-format` takes it behind `refs/heads/` and `refs/tags/`.
+pub(super) fn git_name(text: &str) -> Result<(), String> {
+    let bad = |c: char| c.is_control() || c.is_whitespace() || "~^:?*[\\".contains(c);
+    let part = |part: &str| {
+        let is_lock = part.len() >= 5 && part.ends_with(".lock");
+        !part.is_empty() && !part.starts_with('.') && !is_lock
+    };
+    let is_name = is_visible(text, REFERENCE)
+        && !text.contains(bad)
+        && !text.contains("..")
+        && !text.contains("@{")
+        && text != "@"
+        && !text.starts_with('-')
+        && !text.ends_with('.')
+        && text.split('/').all(part);
+    if is_name {
+        return Ok(());
+    }
+    Err(format!(
+        "a name that git takes (git check-ref-format) of at most {REFERENCE} characters, without blanks, '..', '@{{' and ~ ^ : ? * [ \\"
+    ))
+}
+
+/// A tag of an OCI artifact.
+pub(super) fn oci_tag(text: &str) -> Result<(), String> {
+    const LONGEST: usize = 128;
+    let plain = |b: u8| b.is_ascii_alphanumeric() || b == b'_';
+    let first = text.bytes().next().is_some_and(plain);
+    if first && text.len() <= LONGEST && text.bytes().all(|b| plain(b) || matches!(b, b'.' | b'-')) {
+        return Ok(());
+    }
+    Err(format!("a tag of at most {LONGEST} letters, digits and _ . -, the first a letter, a digit or '_'"))
+}
+
+/// A range of semantic versions: Flux and helm read them with the same library.
+pub(super) fn range(text: &str) -> Result<(), String> {
+    match text.parse::<Range>() {
+        Ok(_) => Ok(()),
+        Err(_) => {
+            Err("a range of semantic versions, such as '1.x', '~1.2', '>=1.0.0 <2.0.0' or '1.2 - 1.4 || ^3'".to_owned())
+        }
+    }
+}
+
+/// Lines of `known_hosts`, as base64.
+///
+/// # Errors
+/// What it must be.
+pub fn hosts(text: &str) -> Result<(), String> {
+    let lines = decode(&text.replace(['\r', '\n'], "")).and_then(|bytes| String::from_utf8(bytes).ok());
+    let wanted = "base64 (RFC 4648 section 4) of lines of known_hosts, as ssh-keyscan prints them";
+    match lines.as_deref().map(known_hosts::check) {
+        Some(Ok(())) => Ok(()),
+        Some(Err(why)) => Err(format!("{wanted}: {why}")),
+        None => Err(wanted.to_owned()),
+    }
+}
+
+/// The name of a variable that is substituted.
+fn variable(text: &str) -> bool {
+    let letter = |b: u8| b.is_ascii_alphabetic() || b == b'_';
+    text.bytes().next().is_some_and(letter) && text.bytes().all(|b| letter(b) || b.is_ascii_digit())
 }
 
 pub(super) fn commit(text: &str) -> Result<(), String> {
@@ -302,6 +367,24 @@ pub(super) fn references(own: &Map<String, Value>, faults: &mut Faults) {
     }
 }
 
+/// Keys by which artifacts are verified, as base64 of something; those of cosign are PEM.
+pub(super) fn verification(own: &Map<String, Value>, faults: &mut Faults) {
+    let Some(verify) = own.get("ociRepository").and_then(|oci| oci.get("verify")) else { return };
+    let is_pem = verify.get("provider").and_then(Value::as_str).is_none_or(|provider| provider == "cosign");
+    for (name, value) in verify.get("verificationConfig").and_then(Value::as_object).into_iter().flatten() {
+        let text = value.as_str().unwrap_or_default().replace(['\r', '\n'], "");
+        let key = decode(&text).unwrap_or_default();
+        let begins = key.trim_ascii_start().starts_with(b"-----BEGIN ");
+        if key.is_empty() || (is_pem && !begins) {
+            let shown: String = name.chars().take(LABEL).collect();
+            let at = format!("ociRepository.verify.verificationConfig.{shown}");
+            let wanted = if is_pem { "a public key as PEM" } else { "something" };
+            let message = format!("The property 'properties.{at}' must be base64 (RFC 4648 section 4) of {wanted}.");
+            fault(faults, "InvalidRequestContent", message, &at);
+        }
+    }
+}
+
 /// Protected settings that mean something, as base64.
 pub(super) fn protected(own: &mut Map<String, Value>, faults: &mut Faults) {
     let Some(Value::Object(settings)) = own.get_mut(PROTECTED) else { return };
@@ -323,16 +406,72 @@ pub(super) fn protected(own: &mut Map<String, Value>, faults: &mut Faults) {
     }
 }
 
-/// Credentials that the source can use, and of which none is left out in the cluster without a word. `before`: whether
-/// anything that was given of them before is kept; nothing of a new configuration.
-pub(super) fn credentials(own: &Map<String, Value>, before: Option<bool>, faults: &mut Faults) {
-    let is_given = |value: &&Value| !(value.is_null() || *value == "");
+/// What a write does with credentials that are there already.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Before<'a> {
+    /// The configuration as it was; none: it is a new one.
+    pub own: Option<&'a Map<String, Value>>,
+    /// Whether the gateway still has anything that was given of them.
+    pub is_kept: bool,
+    /// Whether the gateway or the cluster has.
+    pub is_there: bool,
+}
+
+/// Credentials of Azure's blobs, of which one kind is used.
+const BLOB_CREDENTIALS: &[&str] = &["accountKey", "sasToken", "servicePrincipal", "managedIdentity", "localAuthRef"];
+/// Those of them that are never shown.
+const BLOB_SECRETS: &[&str] = &["accountKey", "sasToken"];
+/// By which a service principal proves who it is.
+const PROOFS: &[&str] = &["clientSecret", "clientCertificate"];
+
+fn is_given(value: &Value) -> bool {
+    !(value.is_null() || *value == "")
+}
+
+/// Another kind of credentials for a blob takes the place of the former one, which nobody could take away who does not see
+/// it. `said`: what the client gives; `old`: the configuration as it was.
+pub(super) fn take_places(own: &mut Map<String, Value>, said: &Map<String, Value>, old: Option<&Map<String, Value>>) {
+    let old = old.and_then(|old| old.get("azureBlob")?.as_object());
+    let said = said.get("azureBlob").and_then(Value::as_object);
+    let Some((said, blob)) = said.zip(own.get_mut("azureBlob").and_then(Value::as_object_mut)) else { return };
+    let given = |of: &Map<String, Value>, name: &str| of.get(name).is_some_and(is_given);
+    let kinds: Vec<_> = BLOB_CREDENTIALS.iter().filter(|name| given(said, name)).collect();
+    if let [kind] = kinds.as_slice()
+        && old.is_some_and(|old| !given(old, kind))
+    {
+        for other in BLOB_CREDENTIALS.iter().filter(|other| other != kind) {
+            match BLOB_SECRETS.contains(other) {
+                true => drop(blob.insert((*other).to_owned(), Value::Null)),
+                false => drop(blob.remove(*other)),
+            }
+        }
+    }
+    let principal = said.get("servicePrincipal").and_then(Value::as_object);
+    let kept = blob.get_mut("servicePrincipal").and_then(Value::as_object_mut);
+    let Some((principal, kept)) = principal.zip(kept) else { return };
+    let proofs: Vec<_> = PROOFS.iter().copied().filter(|name| given(principal, name)).collect();
+    match proofs.as_slice() {
+        ["clientSecret"] => {
+            for other in ["clientCertificate", "clientCertificatePassword"] {
+                kept.entry(other).or_insert(Value::Null);
+            }
+        }
+        ["clientCertificate"] => drop(kept.insert("clientSecret".to_owned(), Value::Null)),
+        _ => {}
+    }
+}
+
+/// Credentials that the source can use, and of which none is left out in the cluster without a word.
+pub(super) fn credentials(own: &Map<String, Value>, before: Before<'_>, faults: &mut Faults) {
     let kind = own.get("sourceKind").and_then(Value::as_str).unwrap_or_default();
     let Some((_, name)) = SOURCES.iter().find(|(known, _)| *known == kind) else { return };
     let Some(source) = own.get(*name).and_then(Value::as_object) else { return };
-    let has = |at: &str| source.get(at).as_ref().is_some_and(is_given);
+    let has = |at: &str| source.get(at).is_some_and(is_given);
     let settings = own.get(PROTECTED).and_then(Value::as_object);
-    let sealed = |at: &str| settings.and_then(|settings| settings.get(at)).as_ref().is_some_and(is_given);
+    let sealed = |at: &str| settings.and_then(|settings| settings.get(at)).is_some_and(is_given);
+    // Protected settings are replaced as a whole. Without any, those from before stay, which the cluster may have when
+    // nobody else has them any more.
+    let may_be_kept = settings.is_none() && before.own.is_some();
     let mut refuse = |at: String, why: &str| {
         let message = format!("The property 'properties.{at}' cannot be used: {why}.");
         fault(faults, "InvalidCredentials", message, &at);
@@ -361,10 +500,31 @@ pub(super) fn credentials(own: &Map<String, Value>, before: Option<bool>, faults
         if url.starts_with("http://") && sealed("httpsKey") {
             refuse(format!("{PROTECTED}.httpsKey"), clear);
         }
-        // Protected settings are replaced as a whole. Without any, those from before stay, which the cluster may have when
-        // nobody else has them any more.
-        if is_http && has("httpsUser") && !sealed("httpsKey") && (settings.is_some() || before.is_none()) {
+        if is_http && has("httpsUser") && !sealed("httpsKey") && !may_be_kept {
             refuse(format!("{name}.httpsUser"), "its password or token is missing, the protected setting httpsKey");
+        }
+    }
+    let needs_hosts = kind == "GitRepository" && !is_http && !has("sshKnownHosts") && !has("localAuthRef");
+    if let Some(why) = unknown_host(&url).filter(|_| needs_hosts) {
+        refuse(format!("{name}.sshKnownHosts"), &why);
+    }
+    if kind == "Bucket" && !has("localAuthRef") {
+        let needs = "it needs the other half of the pair";
+        match (has("accessKey"), sealed("bucketSecretKey")) {
+            (true, false) if !may_be_kept => {
+                refuse(format!("{name}.accessKey"), &format!("{needs}, the protected setting bucketSecretKey"));
+            }
+            (false, true) => refuse(format!("{PROTECTED}.bucketSecretKey"), &format!("{needs}, bucket.accessKey")),
+            _ => {}
+        }
+    }
+    if kind == OCI && source.get("insecure").is_some_and(|insecure| *insecure == true) {
+        let tls = source.get("tlsConfig").and_then(Value::as_object);
+        let tls = tls.is_some_and(|tls| before.is_there || tls.values().any(is_given));
+        let beside = [(tls, "tlsConfig"), (has("localAuthRef"), "localAuthRef")].into_iter().find(|(is, _)| *is);
+        if let Some((_, beside)) = beside {
+            let why = format!("it goes without TLS, and '{beside}' is for TLS alone or would be sent in clear text");
+            refuse(format!("{name}.insecure"), &why);
         }
     }
     if has("localAuthRef") {
@@ -383,14 +543,45 @@ pub(super) fn credentials(own: &Map<String, Value>, before: Option<bool>, faults
         let why = "an account key signs for the account that the first part of the host of the address names, as in https://account.blob.core.windows.net, and this host is an IP address; give a sasToken";
         refuse(format!("{name}.accountKey"), why);
     }
-    let principal = source.get("servicePrincipal").and_then(Value::as_object);
-    let of_principal = |at: &str| principal.and_then(|principal| principal.get(at)).as_ref().is_some_and(is_given);
-    if of_principal("clientCertificatePassword") && !of_principal("clientCertificate") && before != Some(true) {
-        refuse(
-            format!("{name}.servicePrincipal.clientCertificatePassword"),
-            "its clientCertificate is not kept, or no longer kept; give both",
-        );
+    if kind == BLOB_KIND && !has("localAuthRef") {
+        let mut given = BLOB_CREDENTIALS.iter().filter(|at| has(at));
+        if let Some(first) = given.next() {
+            let why = format!("a container has one kind of credentials, and '{first}' is there too");
+            given.for_each(|at| refuse(format!("{name}.{at}"), &why));
+        }
     }
+    if let Some(principal) = source.get("servicePrincipal").and_then(Value::as_object) {
+        service_principal(principal, before, &mut |at, why| refuse(format!("{name}.servicePrincipal.{at}"), why));
+    }
+}
+
+/// What a service principal needs to sign in, and no more.
+fn service_principal(principal: &Map<String, Value>, before: Before<'_>, refuse: &mut dyn FnMut(&str, &str)) {
+    let has = |at: &str| principal.get(at).is_some_and(is_given);
+    let was_there = || before.own?.get("azureBlob")?.get("servicePrincipal")?.as_object();
+    let may_be_kept = before.is_there && was_there().is_some();
+    for at in ["clientId", "tenantId"].into_iter().filter(|at| !has(at)) {
+        refuse(at, "it is missing, and a service principal signs in with its clientId and tenantId together");
+    }
+    match (has("clientSecret"), has("clientCertificate")) {
+        (true, true) => refuse("clientCertificate", "clientSecret is there too, and one of both signs in"),
+        (false, false) if !may_be_kept => {
+            refuse("clientSecret", "it is missing; give it, or clientCertificate");
+        }
+        _ => {}
+    }
+    let is_kept = before.is_kept && was_there().is_some();
+    if has("clientCertificatePassword") && !has("clientCertificate") && !is_kept {
+        refuse("clientCertificatePassword", "its clientCertificate is not kept, or no longer kept; give both");
+    }
+}
+
+/// Why a server of SSH would not be trusted, if it is none that everybody knows.
+pub fn unknown_host(url: &str) -> Option<String> {
+    if known_hosts::built_in(url).is_some() {
+        return None;
+    }
+    Some("it is missing, and the keys of this server are not built in: give the lines of known_hosts for it (ssh-keyscan HOST, compared with what the server's owner publishes) as base64".to_owned())
 }
 
 /// Whether the host of an address is an IP address.
@@ -412,6 +603,14 @@ pub(super) fn kustomizations(configuration: &str, own: &Map<String, Value>, faul
                 "The names '{configuration}' and '{name}', which together name the kustomization in the cluster, have {length} characters; {LONGEST_NAME} is the limit."
             );
             fault(faults, "InvalidKustomization", message, &at);
+        }
+        let substitutes = kustomization.get("postBuild").and_then(|post| post.get("substitute")?.as_object());
+        for other in substitutes.into_iter().flat_map(Map::keys).filter(|other| !variable(other)) {
+            let shown: String = other.chars().take(LABEL).collect();
+            let message = format!(
+                "The name '{shown}' is none of a variable: letters, digits and '_', the first no digit. Manifests name it as ${{NAME}}."
+            );
+            fault(faults, "InvalidKustomization", message, &format!("{at}.postBuild.substitute.{shown}"));
         }
         let named: Vec<&str> = kustomization
             .get("dependsOn")
@@ -478,6 +677,7 @@ fn circle(dependencies: &[Vec<usize>]) -> Option<Vec<usize>> {
 #[cfg(test)]
 mod tests {
     use serde_json::json;
+    use types::agent_api::encode;
 
     use super::*;
 
@@ -539,8 +739,131 @@ mod tests {
         assert!(base64("aGk=").is_ok() && base64("").is_err() && base64("hi!").is_err() && base64("aGk").is_err());
         assert!(commit("0123abc").is_ok() && commit("0123abz").is_err() && commit("abc").is_err());
         assert!(digest(&format!("sha256:{}", "a".repeat(64))).is_ok() && digest("sha256:aa").is_err());
-        assert!(reference(">=1.0.0 <2.0.0").is_ok() && reference("").is_err() && reference("a\nb").is_err());
+        assert!(reference("a b").is_ok() && reference("").is_err() && reference("a\nb").is_err());
         assert!(object_name("a.b-c").is_ok() && object_name("a..b").is_err() && object_name("A").is_err());
+    }
+
+    #[test]
+    fn g1_names_of_git_and_ranges_are_those_that_flux_can_use() {
+        for good in ["main", "release/1.2", "v1.0.0", "a.b_c+d", "feature/\u{fc}", "@a", "x.locked"] {
+            assert!(git_name(good).is_ok(), "{good}");
+        }
+        for bad in [
+            "",
+            "a..b",
+            "a b",
+            "a~b",
+            "a^b",
+            "a:b",
+            "a?b",
+            "a*b",
+            "a[b",
+            "a\\b",
+            "a..b~^:",
+            "/a",
+            "a/",
+            "a//b",
+            ".a",
+            "a/.b",
+            "a.lock",
+            "a.lock/b",
+            "a.",
+            "a@{b",
+            "@",
+            "-a",
+            "a\u{7f}b",
+            &"x".repeat(256),
+        ] {
+            assert!(git_name(bad).is_err(), "{bad}");
+        }
+        for good in ["latest", "1.0", "_a.b-c", &"x".repeat(128)] {
+            assert!(oci_tag(good).is_ok(), "{good}");
+        }
+        for bad in ["", ".a", "-a", "a/b", "a:b", "a b", "\u{fc}", &"x".repeat(129)] {
+            assert!(oci_tag(bad).is_err(), "{bad}");
+        }
+        for good in [
+            "*",
+            "1.x",
+            "1.2.X",
+            "v1.2.3",
+            "1.2.3-rc.1+build.5",
+            ">=1.0.0 <2.0.0",
+            ">= 1.0.0, < 2.0.0",
+            "~1.2",
+            "~> 1.2.3",
+            "^0.2",
+            "=1",
+            "!=1.4",
+            "=>1",
+            "=<2",
+            "1.2 - 1.4.5",
+            ">=3.1.0-rc.1 <3.2.0",
+            "1.2 - 1.4 || ^3 || >5,<6",
+            "<2 >1",
+        ] {
+            assert!(range(good).is_ok(), "{good}");
+        }
+        for bad in [
+            "",
+            " ",
+            "not a range!!",
+            "latest",
+            ">=",
+            ">> 1",
+            "1.2.3.4",
+            "1..2",
+            "1 ||",
+            "|| 1",
+            "- 1",
+            "1 -",
+            "1 - 2 - 3",
+            ">1 - 2",
+            "1 - >2",
+            "1.2.3-",
+            "1.2.3-a..b",
+            "1.2.3+",
+            "01a",
+            "+1",
+            "99999999999999999999",
+            "1; 2",
+        ] {
+            assert!(range(bad).is_err(), "{bad}");
+        }
+        for good in ["A", "_a", "site_1", "Z9"] {
+            assert!(variable(good), "{good}");
+        }
+        for bad in ["", "a-b", "1a", "a.b", "a b", "\u{e4}"] {
+            assert!(!variable(bad), "{bad}");
+        }
+        let lines = |text: &str| hosts(&encode(text.as_bytes()));
+        assert!(lines(&known_hosts::built_in("git@github.com:x").unwrap()).is_ok());
+        assert!(lines("git.test ssh-ed25519 AAAA").is_err() && hosts("AAEC").is_err() && hosts("no base64").is_err());
+    }
+
+    #[test]
+    fn g1_another_kind_of_credentials_for_a_blob_takes_the_place_of_the_former_one() {
+        let taken = |own: Value, said: Value, old: Value| {
+            let mut own = json!({"azureBlob": own}).as_object().unwrap().clone();
+            let [said, old] = [said, old].map(|blob| json!({"azureBlob": blob}).as_object().unwrap().clone());
+            take_places(&mut own, &said, Some(&old));
+            own.remove("azureBlob").unwrap()
+        };
+        let sas = json!({"sasToken": "s"});
+        assert_eq!(taken(sas.clone(), sas.clone(), json!({})), json!({"sasToken": "s", "accountKey": null}));
+        let both = json!({"sasToken": "s", "servicePrincipal": {"clientId": "i"}, "managedIdentity": {}});
+        let old = json!({"servicePrincipal": {"clientId": "i"}, "managedIdentity": {}});
+        assert_eq!(taken(both, sas, old), json!({"sasToken": "s", "accountKey": null}));
+        // What was there already has taken its place.
+        let principal = json!({"servicePrincipal": {"clientId": "i"}});
+        assert_eq!(taken(principal.clone(), principal.clone(), principal.clone()), principal);
+        // Nor does what contradicts itself take any.
+        let two = json!({"sasToken": "s", "accountKey": "a"});
+        assert_eq!(taken(two.clone(), two.clone(), json!({})), two);
+        let secret = json!({"servicePrincipal": {"clientSecret": "s"}});
+        let changed = taken(secret.clone(), secret, principal);
+        let wanted = json!({"clientSecret": "s", "clientCertificate": null, "clientCertificatePassword": null});
+        assert_eq!(changed["servicePrincipal"], wanted);
     }
 
     #[test]
@@ -557,10 +880,19 @@ mod tests {
 
     #[test]
     fn g1_credentials_are_those_that_the_source_can_use() {
+        let bucket = |own: Value, sealed: Value| json!({"sourceKind": "Bucket", "bucket": own, PROTECTED: sealed});
+        let oci = |own: Value| json!({"sourceKind": OCI, "ociRepository": own});
+        let principal = |more: Value| {
+            let mut own = json!({"clientId": "i", "tenantId": "t"});
+            own.as_object_mut().unwrap().extend(more.as_object().cloned().unwrap());
+            json!({"sourceKind": "AzureBlob", "azureBlob": {"servicePrincipal": own}})
+        };
         let blob = |url: &str, key: &str| json!({"sourceKind": "AzureBlob", "azureBlob": {"url": url, "containerName": "c", "accountKey": key}});
-        let faults = |own: Value, before: Option<bool>| {
+        let faults = |own: Value, kept: Option<bool>| {
             let mut faults = Vec::new();
-            credentials(own.as_object().unwrap(), before, &mut faults);
+            let own = own.as_object().unwrap();
+            let before = kept.map(|is_kept| Before { own: Some(own), is_kept, is_there: true });
+            credentials(own, before.unwrap_or_default(), &mut faults);
             let places = faults.into_iter().filter_map(|fault| fault.target);
             places.map(|at| at.trim_start_matches("properties.").to_owned()).collect::<Vec<_>>()
         };
@@ -575,6 +907,9 @@ mod tests {
             (git(https, json!({"httpsUser": "u", "httpsCACert": "YQ=="}), json!({"httpsKey": "YQ=="})), None, none),
             (git(https, json!({}), json!({"httpsKey": "YQ=="})), None, none),
             (git(ssh, json!({"sshKnownHosts": "YQ=="}), json!({"sshPrivateKey": "YQ=="})), None, none),
+            (git(ssh, json!({}), json!({})), None, &["gitRepository.sshKnownHosts"]),
+            (git("ssh://git@h:2222/x", json!({"localAuthRef": "mine"}), Value::Null), None, none),
+            (git("git@github.com:org/x", json!({}), json!({})), None, none),
             (git(https, json!({"httpsUser": "u"}), json!({})), Some(true), &["gitRepository.httpsUser"]),
             (git(https, json!({"httpsUser": "u"}), Value::Null), None, &["gitRepository.httpsUser"]),
             (git(https, json!({"httpsUser": "u"}), Value::Null), Some(false), none),
@@ -585,7 +920,7 @@ mod tests {
                 &["configurationProtectedSettings.sshPrivateKey", "gitRepository.sshKnownHosts"],
             ),
             (
-                git(ssh, json!({"httpsUser": "u"}), json!({"httpsKey": "YQ=="})),
+                git(ssh, json!({"httpsUser": "u", "sshKnownHosts": "YQ=="}), json!({"httpsKey": "YQ=="})),
                 None,
                 &["configurationProtectedSettings.httpsKey", "gitRepository.httpsUser"],
             ),
@@ -601,9 +936,9 @@ mod tests {
                 &["gitRepository.httpsCACert", "configurationProtectedSettings.httpsKey"],
             ),
             (
-                json!({"sourceKind": "Bucket", "bucket": {"accessKey": "a"}, PROTECTED: {"httpsKey": "YQ=="}}),
+                bucket(json!({"accessKey": "a"}), json!({"httpsKey": "YQ=="})),
                 None,
-                &["configurationProtectedSettings.httpsKey"],
+                &["configurationProtectedSettings.httpsKey", "bucket.accessKey"],
             ),
             (
                 json!({"sourceKind": "AzureBlob", "azureBlob": {"localAuthRef": "mine", "accountKey": "a"}}),
@@ -615,15 +950,51 @@ mod tests {
             (blob("https://10.0.0.1/a", ""), None, none),
             (blob("https://a.blob.example.org", "k"), None, none),
             (
-                json!({"sourceKind": "AzureBlob", "azureBlob": {"servicePrincipal": {"clientCertificatePassword": "p"}}}),
+                principal(json!({"clientCertificatePassword": "p"})),
                 Some(false),
                 &["azureBlob.servicePrincipal.clientCertificatePassword"],
             ),
+            (principal(json!({"clientCertificatePassword": "p"})), Some(true), none),
+            (principal(json!({"clientCertificate": "YQ==", "clientCertificatePassword": "p"})), None, none),
+            (principal(json!({"clientSecret": "s"})), None, none),
+            (principal(json!({})), None, &["azureBlob.servicePrincipal.clientSecret"]),
+            (principal(json!({})), Some(false), none),
+            (principal(json!({"clientId": "", "clientSecret": "s"})), None, &["azureBlob.servicePrincipal.clientId"]),
             (
-                json!({"sourceKind": "AzureBlob", "azureBlob": {"servicePrincipal": {"clientCertificatePassword": "p"}}}),
-                Some(true),
-                none,
+                principal(json!({"clientSecret": "s", "clientCertificate": "YQ=="})),
+                None,
+                &["azureBlob.servicePrincipal.clientCertificate"],
             ),
+            (
+                json!({"sourceKind": "AzureBlob", "azureBlob": {"servicePrincipal": {"clientCertificateSendChain": false}}}),
+                None,
+                &[
+                    "azureBlob.servicePrincipal.clientId",
+                    "azureBlob.servicePrincipal.tenantId",
+                    "azureBlob.servicePrincipal.clientSecret",
+                ],
+            ),
+            (
+                json!({"sourceKind": "AzureBlob", "azureBlob": {"accountKey": "k", "sasToken": "s", "managedIdentity": {}}}),
+                None,
+                &["azureBlob.sasToken", "azureBlob.managedIdentity"],
+            ),
+            (bucket(json!({"accessKey": "a"}), json!({"bucketSecretKey": "YQ=="})), None, none),
+            (bucket(json!({"accessKey": "a"}), Value::Null), None, &["bucket.accessKey"]),
+            (bucket(json!({"accessKey": "a"}), json!({})), Some(true), &["bucket.accessKey"]),
+            (bucket(json!({"accessKey": "a"}), Value::Null), Some(false), none),
+            (
+                bucket(json!({}), json!({"bucketSecretKey": "YQ=="})),
+                None,
+                &["configurationProtectedSettings.bucketSecretKey"],
+            ),
+            (bucket(json!({"localAuthRef": "mine"}), Value::Null), None, none),
+            (oci(json!({"insecure": true})), None, none),
+            (oci(json!({"insecure": true, "tlsConfig": {}})), None, none),
+            (oci(json!({"insecure": true, "tlsConfig": {}})), Some(true), &["ociRepository.insecure"]),
+            (oci(json!({"insecure": true, "tlsConfig": {"privateKey": "YQ=="}})), None, &["ociRepository.insecure"]),
+            (oci(json!({"insecure": true, "localAuthRef": "mine"})), None, &["ociRepository.insecure"]),
+            (oci(json!({"insecure": false, "localAuthRef": "mine"})), None, none),
             (
                 json!({"sourceKind": OCI, "ociRepository": {}, PROTECTED: {"bucketSecretKey": "YQ=="}}),
                 None,

@@ -22,6 +22,11 @@ pub fn merge(object: &'static [Property], kept: &mut Map<String, Value>, part: &
                     }
                 }
             }
+            (Type::Texts, Value::Object(part)) if property.merged => {
+                let texts = inside(kept, name);
+                texts.extend(part.clone());
+                texts.retain(|_, text| !text.is_null());
+            }
             _ => drop(kept.insert(name.clone(), value.clone())),
         }
     }
@@ -85,6 +90,75 @@ pub fn keep_created(
                 ErrorDetail::new("PropertyChangeNotAllowed", message).at(&path)
             });
         }
+    }
+}
+
+/// Takes out of a PATCH what the resource has and no PATCH changes: what only this service writes is dropped, and the rest
+/// is returned, by its place. `whole`: the properties of the resource; `part`: those that a PATCH changes.
+pub fn take_fixed(
+    whole: &'static [Property],
+    part: &'static [Property],
+    raw: &mut Map<String, Value>,
+) -> Map<String, Value> {
+    let mut fixed = Map::new();
+    let find = |object: &'static [Property], name: &str| object.iter().find(|property| property.name == name);
+    for property in whole {
+        let inner = raw.get_mut(property.name);
+        match (find(part, property.name), &property.kind, inner) {
+            (Some(Property { kind: Type::Object(part), .. }), Type::Object(whole), Some(Value::Object(inner))) => {
+                let found = take_fixed(whole, part, inner);
+                if !found.is_empty() {
+                    fixed.insert(property.name.to_owned(), found.into());
+                }
+            }
+            (None, kind, Some(_)) => {
+                let value = raw.remove(property.name);
+                if property.access != Access::ReadOnly {
+                    fixed.extend(value.map(|value| (property.name.to_owned(), without_read_only(kind, value))));
+                }
+            }
+            _ => {}
+        }
+    }
+    fixed
+}
+
+fn without_read_only(kind: &Type, value: Value) -> Value {
+    match (kind, value) {
+        (Type::Object(object), Value::Object(map)) => {
+            let find = |name: &str| object.iter().find(|property| property.name == name);
+            let kept = map.into_iter().filter_map(|(name, value)| match find(&name) {
+                Some(property) if property.access == Access::ReadOnly => None,
+                Some(property) => Some((name, without_read_only(&property.kind, value))),
+                None => Some((name, value)),
+            });
+            Value::Object(kept.collect())
+        }
+        (Type::List(kind), Value::Array(list)) => {
+            list.into_iter().map(|value| without_read_only(kind, value)).collect()
+        }
+        (_, value) => value,
+    }
+}
+
+/// The place of the first value that is another one where a resource is shown. `null` says nothing.
+pub fn differs(said: &Map<String, Value>, shown: &Value) -> Option<String> {
+    said.iter().find_map(|(name, value)| differs_at(value, shown.get(name).unwrap_or(&Value::Null), name))
+}
+
+fn differs_at(said: &Value, shown: &Value, at: &str) -> Option<String> {
+    match (said, shown) {
+        (Value::Null, _) => None,
+        (Value::Object(said), Value::Object(_)) => {
+            let inner = |(name, value): (&String, &Value)| {
+                differs_at(value, shown.get(name).unwrap_or(&Value::Null), &join(at, name))
+            };
+            said.iter().find_map(inner)
+        }
+        (Value::Array(said), Value::Array(shown)) if said.len() == shown.len() => {
+            said.iter().zip(shown).find_map(|(said, shown)| differs_at(said, shown, at))
+        }
+        _ => (said != shown).then(|| at.to_owned()),
     }
 }
 
@@ -169,6 +243,35 @@ mod tests {
         assert_eq!(whole["properties"], json!({"items": {"a": {"path": "", "seconds": 10}}}));
         let shown = show(SCHEMA, whole, "2022-01-01");
         assert_eq!(shown["properties"]["items"], json!({"a": {"name": null, "path": "", "seconds": 10}}));
+    }
+
+    #[test]
+    fn what_no_patch_changes_is_dropped_or_compared_with_what_is_shown() {
+        const INNER: &[Property] = &[Property::new("a", Type::Text), Property::read_only("state", Type::Text)];
+        const WHOLE: &[Property] = &[
+            Property::new("location", Type::Text),
+            Property::new("own", Type::Object(&[Property::new("key", Type::Text), Property::new("list", LIST)])),
+            Property::read_only("seen", Type::Text),
+        ];
+        const LIST: Type = Type::List(&Type::Object(INNER));
+        const PART: &[Property] = &[Property::new("own", Type::Object(&[Property::new("other", Type::Text)]))];
+        let mut raw = map(json!({
+            "location": "x", "seen": "y", "new": 1, "own": {"key": "k", "other": "o", "list": [{"a": "b", "state": "s"}]},
+        }));
+        let fixed = take_fixed(WHOLE, PART, &mut raw);
+        assert_eq!(Value::Object(raw), json!({"new": 1, "own": {"other": "o"}}));
+        let shown = json!({"location": "x", "own": {"key": "k", "list": [{"a": "b", "state": "t"}], "more": 1}});
+        assert_eq!(differs(&fixed, &shown), None);
+        for (name, value) in
+            [("key", json!("l")), ("key", json!({})), ("list", json!([])), ("list", json!([{"a": "c"}]))]
+        {
+            let mut fixed = fixed.clone();
+            fixed["own"][name] = value;
+            assert_eq!(
+                differs(&fixed, &shown),
+                Some(format!("own.{name}{}", if fixed["own"][name] == json!([{"a": "c"}]) { ".a" } else { "" }))
+            );
+        }
     }
 
     #[test]
