@@ -5,6 +5,7 @@
 //! |---|---|
 //! | [`route`] | path to what is meant |
 //! | [`body`] | a JSON body, bounded and strict |
+//! | [`judged`] | what a request is judged by, before and after its body |
 //! | [`read`] | one resource, lists, pages |
 //! | [`write`] | create, change, delete, actions |
 //! | [`operations`] | long-running operations |
@@ -24,6 +25,7 @@ pub mod events;
 pub mod extension_types;
 pub mod fixed;
 pub mod graph;
+pub mod judged;
 pub mod open_api;
 pub mod operations;
 pub mod read;
@@ -45,6 +47,7 @@ use serde_json::Value;
 use types::{api::ResourceId, ids::RequestId};
 
 use self::{
+    judged::{Basis, Judged},
     route::Route,
     throttle::{Counted, Remaining},
 };
@@ -79,8 +82,8 @@ const CLIENT_ID: usize = 128;
 pub struct Call<'a> {
     /// Store and settings.
     pub control: &'a Arc<Control>,
-    /// The snapshot of rights and clusters that decisions are made by.
-    pub snapshot: &'a Snapshot,
+    /// The rights and clusters that decisions are made by.
+    pub judged: Judged,
     /// The user or service principal that sent the request.
     pub caller: Caller,
     /// The request's method.
@@ -91,8 +94,6 @@ pub struct Call<'a> {
     pub path: &'a str,
     /// The query, decoded.
     pub query: Vec<(String, String)>,
-    /// Now, in milliseconds since 1970.
-    pub now_ms: i64,
     /// The built-in issuer, which knows its users by name.
     pub issuer: Option<Arc<Issuer>>,
     /// The users' sessions that are open at this replica.
@@ -149,9 +150,19 @@ impl Call<'_> {
         Err(ApiError::bad_request("InvalidApiVersionParameter", message).at("api-version"))
     }
 
+    /// The rights and clusters that decisions are made by.
+    pub fn snapshot(&self) -> &Snapshot {
+        &self.judged.basis().snapshot
+    }
+
+    /// The time of the request, in milliseconds since 1970.
+    pub fn now_ms(&self) -> i64 {
+        self.judged.basis().now_ms
+    }
+
     /// The time of the request.
     pub fn now(&self) -> SystemTime {
-        SystemTime::UNIX_EPOCH + std::time::Duration::from_millis(self.now_ms.unsigned_abs())
+        SystemTime::UNIX_EPOCH + std::time::Duration::from_millis(self.now_ms().unsigned_abs())
     }
 
     /// The caller as their token says.
@@ -159,29 +170,36 @@ impl Call<'_> {
         self.caller.shared_identity().ok_or_else(|| ApiError::internal("no user is signed in"))
     }
 
-    /// Goes on only if the caller may do `action` on what `id` names.
+    /// Goes on only if the caller may do `action` on what `id` names. Asked again when the body has come.
     pub fn authorize(&self, action: &str, id: &ResourceId) -> Result<(), ApiError> {
-        self.may(action, &Scope::from(id)).then_some(()).ok_or_else(|| self.forbidden(action, id.as_str()))
+        if !self.may(action, &Scope::from(id)) {
+            return Err(self.forbidden(action, id.as_str()));
+        }
+        self.judged.note(action, id);
+        Ok(())
     }
 
     /// Whether the caller may do `action` at a scope.
     pub fn may(&self, action: &str, scope: &Scope) -> bool {
-        let directory = &self.snapshot.directory;
-        directory
-            .decide(self.caller.principals(), Plane::Control, &Action::new(action), scope, self.now_ms / 1000)
-            .is_ok()
+        self.may_by(self.judged.basis(), action, scope)
+    }
+
+    fn may_by(&self, basis: &Basis, action: &str, scope: &Scope) -> bool {
+        let directory = &basis.snapshot.directory;
+        let (principals, now) = (self.caller.principals(), basis.now_ms / 1000);
+        directory.decide(principals, Plane::Control, &Action::new(action), scope, now).is_ok()
     }
 
     /// Whether the caller may do `action` at some place below a scope.
     pub fn may_below(&self, action: &str, scope: &Scope) -> bool {
-        let directory = &self.snapshot.directory;
-        directory.decide_below(self.caller.principals(), &Action::new(action), scope, self.now_ms / 1000)
+        let directory = &self.snapshot().directory;
+        directory.decide_below(self.caller.principals(), &Action::new(action), scope, self.now_ms() / 1000)
     }
 
     /// One question about many scopes.
     pub fn asker(&self, action: &str) -> Asker<'_> {
-        let directory = &self.snapshot.directory;
-        directory.asker(self.caller.principals(), Plane::Control, Action::new(action), self.now_ms / 1000)
+        let directory = &self.snapshot().directory;
+        directory.asker(self.caller.principals(), Plane::Control, Action::new(action), self.now_ms() / 1000)
     }
 
     /// The refusal of an action at a scope.
@@ -207,8 +225,8 @@ fn is_version(text: &str) -> bool {
 pub struct Site<'a> {
     /// Store and settings.
     pub control: &'a Arc<Control>,
-    /// The snapshot of rights and clusters that decisions are made by.
-    pub snapshot: &'a Snapshot,
+    /// The rights and clusters of when the request came.
+    pub snapshot: Arc<Snapshot>,
     /// The built-in issuer, if there is one.
     pub issuer: Option<Arc<Issuer>>,
     /// Open sessions, if there are any here.
@@ -300,7 +318,7 @@ enum Admission {
     /// It needs no caller, and this is its answer.
     Open(Response<Body>),
     /// It has a caller, and was counted.
-    Signed { route: Route, query: Option<String>, identity: Arc<Identity>, counted: Counted },
+    Signed { route: Route, query: Option<String>, identity: Arc<Identity>, credential: Credential, counted: Counted },
 }
 
 async fn answer<B>(
@@ -317,9 +335,9 @@ where
     match admit(&site, path, &mut parts, record).await {
         Err(error) => Answered { outcome: Err(error), remaining: None },
         Ok(Admission::Open(response)) => Answered { outcome: Ok(response), remaining: None },
-        Ok(Admission::Signed { route, query, identity, counted: Counted { remaining, allowed } }) => {
+        Ok(Admission::Signed { route, query, identity, credential, counted: Counted { remaining, allowed } }) => {
             let outcome = match allowed {
-                Ok(()) => dispatch(site, route, query, &identity, parts, body, record).await,
+                Ok(()) => dispatch(site, route, query, (&identity, credential), parts, body, record).await,
                 Err(error) => Err(error),
             };
             Answered { outcome, remaining: Some(remaining) }
@@ -353,7 +371,7 @@ async fn admit(
         return Err(refused(control, &AuthenticateError::Disabled));
     }
     let counted = throttle::count(control, &route, &parts.method, &identity);
-    Ok(Admission::Signed { route, query, identity, counted })
+    Ok(Admission::Signed { route, query, identity, credential, counted })
 }
 
 fn is_read(method: &Method) -> bool {
@@ -365,7 +383,7 @@ async fn dispatch<B>(
     Site { control, snapshot, issuer, sessions, hops }: Site<'_>,
     route: Route,
     query: Option<String>,
-    identity: &Arc<Identity>,
+    (identity, credential): (&Arc<Identity>, Credential),
     parts: http::request::Parts,
     body: B,
     record: &mut Record,
@@ -375,9 +393,10 @@ where
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
     let reads = is_read(&parts.method);
+    let began = Basis { snapshot, now_ms: control.now_ms() };
     let call = Call {
         control,
-        snapshot,
+        judged: Judged::new(began, Some(credential)),
         caller: Caller::of(identity),
         method: parts.method,
         headers: &parts.headers,
@@ -385,7 +404,6 @@ where
         query: url::form_urlencoded::parse(query.unwrap_or_default().as_bytes())
             .map(|(name, value)| (name.into_owned(), value.into_owned()))
             .collect(),
-        now_ms: control.now_ms(),
         issuer,
         sessions,
         hops,
@@ -396,7 +414,7 @@ where
             Method::PUT => write::put(&call, id, body).await,
             Method::PATCH => write::patch(&call, id, body).await,
             Method::DELETE => {
-                body::discard(body).await?;
+                body::discard(&call, body).await?;
                 write::delete(&call, id).await
             }
             _ => Err(ApiError::method_not_allowed("a resource has GET, HEAD, PUT, PATCH and DELETE")
@@ -406,12 +424,12 @@ where
         (Route::Graph(question), false) => graph::answer(&call, *question, &body::read(&call, body).await?),
         (Route::ServicePrincipals(question), _) => service_principals::serve(&call, question, body).await,
         (Route::Sessions(id), _) => {
-            body::discard(body).await?;
+            body::discard(&call, body).await?;
             sessions::serve(&call, id.as_deref()).await
         }
         (Route::Action(id, action), _) => write::act(&call, id, action, body).await,
         (Route::Register { subscription, namespace, registered }, _) => {
-            body::discard(body).await?;
+            body::discard(&call, body).await?;
             fixed::register(&call, subscription, namespace, *registered).await
         }
         (_, false) => Err(only_read()),

@@ -28,7 +28,7 @@ use self::{
     challenges::Challenges,
     objects::{Followed, Followers},
     throttle::Throttle,
-    turns::Turns,
+    turns::{Bodies, Turns},
 };
 use crate::{
     api_error::ApiError,
@@ -46,7 +46,7 @@ use crate::{
         Backend, Store, StoreError,
         batch::{Batch, Expect, Refused},
         changes::Changes,
-        held::OwnersTurn,
+        held::RightsTurn,
         protect::Protector,
         resources::{PAGE_ROWS, Stored},
     },
@@ -125,7 +125,7 @@ pub struct Control {
     /// What is kept.
     pub store: Store,
     /// Whose bodies are read now.
-    pub bodies: Turns,
+    pub bodies: Bodies,
     /// Whose lists other replicas are asked for.
     pub lists: Turns,
     /// Challenges of clusters that ask for certificates.
@@ -138,8 +138,8 @@ pub struct Control {
     pub followers: Followers,
     /// The catalogue that clusters install extensions from.
     pub catalogue: Option<Arc<Catalogue>>,
-    /// Whoever takes an owner away, one at a time.
-    pub owners: tokio::sync::Mutex<()>,
+    /// Whoever writes roles or assignments, or takes an owner away, one at a time.
+    pub rights: tokio::sync::Mutex<()>,
     trust: OnceLock<Arc<Trust>>,
     metrics: OnceLock<Arc<Metrics>>,
     replicas: OnceLock<Arc<Replicas>>,
@@ -174,7 +174,7 @@ impl Control {
         let control = Self {
             settings,
             catalogue,
-            bodies: Turns::of_bodies(),
+            bodies: Bodies::new(),
             lists: Turns::of_lists(),
             // With PostgreSQL the store remembers which were used, also by other gateways and before.
             challenges: Challenges::since(if store.backend() == Backend::Sqlite { now_ms } else { 0 }),
@@ -182,7 +182,7 @@ impl Control {
             notices: Notices::default(),
             throttle: Throttle::default(),
             followers: Followers::since(now_ms),
-            owners: tokio::sync::Mutex::default(),
+            rights: tokio::sync::Mutex::default(),
             trust: OnceLock::new(),
             metrics: OnceLock::new(),
             replicas: OnceLock::new(),
@@ -392,12 +392,13 @@ impl Control {
         self.decided.subscribe()
     }
 
-    /// Waits until no other process on the store takes owners away, and decisions here know what those before have done.
+    /// Waits until no other process on the store writes roles or assignments or takes owners away, and decisions here know
+    /// what those before have done.
     ///
     /// # Errors
     /// The store's; also that it has what is not read in time.
-    pub async fn owners_turn(&self) -> Result<OwnersTurn, StoreError> {
-        let turn = self.store.owners_turn().await?;
+    pub async fn rights_turn(&self) -> Result<RightsTurn, StoreError> {
+        let turn = self.store.rights_turn().await?;
         let revision = self.store.revision().await?;
         let mut known = self.revision.subscribe();
         self.store.written_elsewhere(revision);
@@ -442,6 +443,11 @@ impl Control {
 
     /// Writes, and waits until decisions know of it.
     pub async fn write(&self, batch: &Batch) -> Result<Result<i64, Refused>, StoreError> {
+        self.write_in_turn(batch, None::<()>).await
+    }
+
+    /// The same for who has their turn, which ends once it is kept: nobody's turn lasts until other replicas know.
+    pub async fn write_in_turn<T>(&self, batch: &Batch, turn: Option<T>) -> Result<Result<i64, Refused>, StoreError> {
         let mut unmoved = Vec::new();
         for (new, expect) in &batch.puts {
             if let Expect::Revision(revision) = expect
@@ -454,6 +460,7 @@ impl Control {
             }
         }
         let applied = self.store.apply(batch).await?;
+        drop(turn);
         if let Ok(applied) = &applied {
             self.caught_up(applied.revision).await;
             // What was begun before for the same resource is looked at too: this may take its place. It is written

@@ -27,7 +27,7 @@ use crate::{
     store::{
         Store, StoreError,
         batch::{Batch, Expect, Refused},
-        held::OwnersTurn,
+        held::RightsTurn,
         resources::{PAGE_ROWS, Stored},
     },
 };
@@ -247,7 +247,7 @@ pub(crate) fn assignment(subscription: &str, principal: &str, now: SystemTime) -
 /// Nobody else takes an owner away while a user goes.
 #[must_use]
 pub struct Going {
-    _turn: Option<(OwnersTurn, Store)>,
+    _turn: Option<(RightsTurn, Store)>,
 }
 
 /// Refuses to disable or remove the local user of this name, if they are the last owner. What is returned is held until
@@ -258,7 +258,7 @@ pub struct Going {
 pub async fn user_may_go(config: &Config, name: &str, now: SystemTime) -> Result<Going, OwnersError> {
     let (Some(api), Some(issuer)) = (&config.api, &config.issuer) else { return Ok(Going { _turn: None }) };
     let going = match Store::open_used(&api.store.url()).await? {
-        Some(store) => Going { _turn: Some((store.owners_turn().await?, store)) },
+        Some(store) => Going { _turn: Some((store.rights_turn().await?, store)) },
         None => Going { _turn: None },
     };
     let documents = issuer_state::documents(config, issuer).await?;

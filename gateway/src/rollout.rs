@@ -20,6 +20,7 @@ use types::api::ResourceId;
 use crate::{
     api::{
         Call,
+        judged::{Basis, Judged},
         write::{self, AssignmentRead, Seen},
     },
     api_error::ApiError,
@@ -239,15 +240,15 @@ impl<'a> Site<'a> {
 
     /// A request of the gateway itself in the name of the assignment. Whether it may was asked when somebody wrote that.
     fn call(&self) -> Call<'_> {
+        let began = Basis { snapshot: Arc::clone(&self.snapshot), now_ms: self.control.now_ms() };
         Call {
             control: self.control,
-            snapshot: &self.snapshot,
+            judged: Judged::new(began, None),
             caller: Caller::by_assignment(self.assignment.id.as_str()),
             method: Method::PUT,
             headers: &self.headers,
             path: self.assignment.id.as_str(),
             query: Vec::new(),
-            now_ms: self.control.now_ms(),
             issuer: None,
             sessions: None,
             hops: None,

@@ -16,6 +16,7 @@ use certs::Roots;
 use daemon::Shutdown;
 use tokio::sync::watch;
 use types::{
+    api::ResourceId,
     ids::{ClusterId, ClusterKey},
     instants::unix_seconds,
 };
@@ -104,6 +105,12 @@ impl Snapshot {
     /// Whether an object id is that of the identity of a cluster, or of an extension in one.
     pub fn is_identity(&self, id: &str) -> bool {
         self.directory.of_identity(id).is_some_and(|cluster| !self.is_configured(&cluster.key))
+    }
+
+    /// The resource group, by its key, of the cluster whose identity, or that of an extension in it, has an object id.
+    pub fn group_of_identity(&self, id: &str) -> Option<String> {
+        let cluster = self.directory.of_identity(id)?;
+        ResourceId::parse(cluster.id.as_str()).ok()?.parent().map(|group| group.key().to_owned())
     }
 
     /// What the agent of a cluster decides by, where it is told to ask roles and assignments.

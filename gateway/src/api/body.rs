@@ -40,6 +40,7 @@ where
     let announced = call.headers.get(header::CONTENT_LENGTH).is_some_and(|length| length != "0");
     let chunked = call.headers.contains_key(header::TRANSFER_ENCODING);
     if !call.headers.contains_key(header::CONTENT_TYPE) && !announced && !chunked && body.is_end_stream() {
+        call.body_arrived().await?;
         return Ok(Map::new());
     }
     read(call, body).await
@@ -56,12 +57,21 @@ where
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
     json_in(call.headers)?;
-    let _turn = call.control.bodies.take(call.caller.object_id()).await?;
-    let bytes = bytes(body).await?;
+    let mut place = call.control.bodies.take(call.caller.object_id(), party(call)).await?;
+    let bytes = place.keep(bytes(body)).await?;
+    call.body_arrived().await?;
     if bytes.len() <= AT_ONCE_BYTES {
         return parse(&bytes).map(then);
     }
     aside(move || parse(&bytes).map(then)).await.map_err(ApiError::internal)?
+}
+
+/// Who shares places of bodies with the caller: all identities of clusters in one resource group, and of what is in them,
+/// because who may connect clusters there has as many as they like.
+fn party(call: &Call<'_>) -> String {
+    let caller = call.caller.object_id();
+    let group = call.snapshot().group_of_identity(caller);
+    group.unwrap_or_else(|| caller.to_owned())
 }
 
 /// Goes on only if the headers announce JSON as it is.
@@ -87,12 +97,13 @@ fn json_in(headers: &HeaderMap) -> Result<(), ApiError> {
 }
 
 /// Takes in a body that is not needed and keeps none of it, so that the connection stays of use.
-pub async fn discard<B>(body: B) -> Result<(), ApiError>
+pub async fn discard<B>(call: &Call<'_>, body: B) -> Result<(), ApiError>
 where
     B: http_body::Body<Data = Bytes>,
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
-    in_time(take(body, false)).await.map(drop)
+    in_time(take(body, false)).await?;
+    call.body_arrived().await
 }
 
 async fn bytes<B>(body: B) -> Result<Bytes, ApiError>

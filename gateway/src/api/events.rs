@@ -57,7 +57,7 @@ pub async fn serve(call: &Call<'_>, scope: &ResourceId) -> Result<Response<Body>
     let mut after = match after(call, "after")? {
         Some(known) => {
             let (from, gap) = events::resume(known, call.control.store.newest_event().await?);
-            value.extend(gap.map(|why| events::gap(scope, from, &why, call.now_ms, &call.control.settings.url)));
+            value.extend(gap.map(|why| events::gap(scope, from, &why, call.now_ms(), &call.control.settings.url)));
             from
         }
         None => 0,

@@ -25,7 +25,7 @@ pub fn new(call: &Call<'_>, id: &ResourceId, work: Value) -> Operation {
         id: random::guid(),
         resource: id.key().to_owned(),
         status: Status::InProgress,
-        begun_ms: call.now_ms,
+        begun_ms: call.now_ms(),
         ended_ms: None,
         work,
         due_ms: None,

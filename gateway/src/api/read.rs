@@ -96,7 +96,7 @@ fn show_with(call: &Call<'_>, kind: &dyn Kind, version: &str, id: &str, body: Va
         shown.insert("systemData".to_owned(), data);
     }
     let (agent, told) = (beside.agent.as_ref(), beside.told.as_ref());
-    let (now_ms, control) = (call.now_ms, call.control.as_ref());
+    let (now_ms, control) = (call.now_ms(), call.control.as_ref());
     kind.show(
         &mut shown,
         id,

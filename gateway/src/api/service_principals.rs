@@ -4,13 +4,13 @@
 
 use std::time::{Duration, SystemTime};
 
-use auth::rbac::{Scope, principal::user_key};
+use auth::rbac::principal::user_key;
 use http::{Method, Response, StatusCode, header};
 use secrecy::ExposeSecret;
 use serde_json::{Map, Value, json};
 use types::{api::ResourceId, instants::instant};
 
-use super::{Call, body, json, write::owners_turn};
+use super::{Call, body, json, write::rights_turn};
 use crate::{
     answers::Body,
     api_error::ApiError,
@@ -50,7 +50,7 @@ where
     let sent = match call.method {
         Method::POST => body::read(call, body).await?,
         _ => {
-            body::discard(body).await?;
+            body::discard(call, body).await?;
             Map::new()
         }
     };
@@ -76,7 +76,8 @@ where
             found.map(|one| json(StatusCode::OK, &one)).ok_or_else(|| PrincipalsError::Unknown(key.clone()).into())
         }
         (Question::One(key), &Method::DELETE) => {
-            let (key, _turn) = (key.clone(), owners_turn(call).await?);
+            let (key, _turn) = (key.clone(), rights_turn(call).await?);
+            call.may_still().await?;
             may_go(call, issuer, &key)?;
             match edit(issuer, move |all| all.delete(&key)).await {
                 Ok(gone) => Ok(json(StatusCode::OK, &shown(&gone))),
@@ -101,7 +102,7 @@ fn may_go(call: &Call<'_>, issuer: &Issuer, key: &str) -> Result<(), ApiError> {
     let (users, principals) = issuer.known();
     let Some(going) = principals.find(key) else { return Ok(()) };
     let accounts = Some((&*users, &*principals));
-    let names = call.snapshot.names();
+    let names = call.snapshot().names();
     let before = SignedIn { names: &names, accounts, caller: call.caller.principals(), gone: None, now: call.now() };
     // Who removes themselves is not there behind it, in no group either.
     let themselves = user_key(&names.principal(&going.object_id)) == user_key(call.caller.object_id());
@@ -114,9 +115,8 @@ fn may_go(call: &Call<'_>, issuer: &Issuer, key: &str) -> Result<(), ApiError> {
 /// subscription.
 fn authorize(call: &Call<'_>, action: &str) -> Result<(), ApiError> {
     let subscriptions = &call.control.settings.subscriptions;
-    let everywhere = subscriptions
-        .iter()
-        .all(|subscription| ResourceId::top(&subscription.id).is_ok_and(|id| call.may(action, &Scope::from(&id))));
+    let allowed = |id: &str| ResourceId::top(id).is_ok_and(|id| call.authorize(action, &id).is_ok());
+    let everywhere = subscriptions.iter().all(|subscription| allowed(&subscription.id));
     if everywhere && !subscriptions.is_empty() { Ok(()) } else { Err(call.forbidden(action, "/")) }
 }
 

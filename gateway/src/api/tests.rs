@@ -206,7 +206,7 @@ impl Bench {
         let path = request.uri().path().replace("%20", " ");
         let snapshot = self.snapshots.load();
         let issuer = self.built_in.clone();
-        let site = Site { control: &self.control, snapshot: &snapshot, issuer, sessions: None, hops: None };
+        let site = Site { control: &self.control, snapshot, issuer, sessions: None, hops: None };
         serve(site, id, &path, request, &mut record).await
     }
 

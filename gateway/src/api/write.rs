@@ -2,6 +2,8 @@
 //! kind's schema, what the kind says of the change, one batch for the store, and an operation if the work goes on
 //! afterwards. Fleet assignments write by this module too, in the name of who assigned.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use http::{Response, StatusCode, header};
 use serde_json::{Map, Value, json};
@@ -18,6 +20,7 @@ use crate::{
         objects::{PROTECTED_FOR_MS, mark_deleting},
         work::{converge, take_down},
     },
+    directory::Decides,
     managed::Managed,
     object::Object,
     owners::{self, SignedIn},
@@ -34,6 +37,8 @@ use crate::{
 
 /// How often a write that somebody else was in the way of is tried again.
 const TRIES: usize = 8;
+/// How long a change of roles and assignments waits for those before it.
+const RIGHTS_WITHIN: Duration = Duration::from_secs(10);
 /// The code of a refusal to take something over.
 const NAME_TAKEN: &str = "NameTaken";
 /// What every resource has, and clients send back as they read it.
@@ -263,6 +268,7 @@ async fn change(call: &Call<'_>, target: Target<'_>, change: Change) -> Result<R
     kind.may_change(id, call.control)?;
     may_be_below(call, id)?;
     for _ in 0..TRIES {
+        let turn = turn_of(call, kind).await?;
         let old = resources::get(call.control, id).await?;
         preconditions(call, old.as_ref())?;
         let old = old.as_ref();
@@ -276,8 +282,9 @@ async fn change(call: &Call<'_>, target: Target<'_>, change: Change) -> Result<R
             let old = old.ok_or_else(|| ApiError::resource_not_found(id))?;
             return turns(is_long, Box::pin(unchanged(call, target, old))).await;
         };
-        let Prepared { batch, mut stored, operation, turn: _turn } = prepared;
-        match call.control.write(&batch).await? {
+        let Prepared { batch, mut stored, operation } = prepared;
+        call.may_still().await?;
+        match call.control.write_in_turn(&batch, turn).await? {
             Ok(revision) => {
                 stored.revision = revision;
                 let written = Written { stored, operation, is_new: old.is_none(), patched: change.is_patch() };
@@ -299,24 +306,22 @@ async fn change(call: &Call<'_>, target: Target<'_>, change: Change) -> Result<R
 }
 
 /// A write before it is kept.
-struct Prepared<'a> {
+struct Prepared {
     batch: Batch,
     /// The resource in it.
     stored: Stored,
     /// The operation that it begins.
     operation: Option<Operation>,
-    /// Held until it is kept: what takes an owner away does so alone.
-    turn: Option<OwnersTurn<'a>>,
 }
 
 /// All that is done for a write before it is kept: checks of the kind, what this service fills in, and sealing. None: it
 /// changes nothing.
-async fn prepare<'a>(
-    call: &Call<'a>,
+async fn prepare(
+    call: &Call<'_>,
     target: Target<'_>,
     old: Option<&Stored>,
     change: &Change,
-) -> Result<Option<Prepared<'a>>, ApiError> {
+) -> Result<Option<Prepared>, ApiError> {
     let Target { kind, version, id } = target;
     if let (Change::Merge(patch), Some(old)) = (change, old) {
         stays_fixed(call, target, old, &patch.fixed).await?;
@@ -335,7 +340,7 @@ async fn prepare<'a>(
         said: change.given(),
         caller: &call.caller,
         version,
-        now_ms: call.now_ms,
+        now_ms: call.now_ms(),
         control: call.control,
         issuer: call.issuer.as_deref(),
     };
@@ -359,12 +364,11 @@ async fn prepare<'a>(
         Some(brought) => Some(beside(call, &writing, brought).await?),
         None => None,
     };
-    let turn = match old {
-        Some(old) => owner_stays(call, kind, old, Some(&body)).await?,
-        None => None,
-    };
+    if let Some(old) = old {
+        owner_stays(call, kind, old, Some(&body))?;
+    }
     let (batch, stored, operation) = batch_of(call, target, old, body, beside, change)?;
-    Ok(Some(Prepared { batch, stored, operation, turn }))
+    Ok(Some(Prepared { batch, stored, operation }))
 }
 
 /// Refuses a PATCH that names something else for what no PATCH changes.
@@ -583,25 +587,25 @@ fn begun(
         // Nothing is left to do once it is kept: the operation has ended when it is first seen.
         let operation = (kind.place() == Place::ResourceGroup).then(|| {
             let begun = operations::new(call, id, json!({"kind": "put", "by": by}));
-            Operation { status: Status::Succeeded, ended_ms: Some(call.now_ms), ..begun }
+            Operation { status: Status::Succeeded, ended_ms: Some(call.now_ms()), ..begun }
         });
         return (operation, Vec::new());
     }
     let mut operation = operations::new(call, id, Value::Null);
-    let mut object = old.map(|old| Object::of(&old.body)).unwrap_or_default().next(&operation.id, call.now_ms);
+    let mut object = old.map(|old| Object::of(&old.body)).unwrap_or_default().next(&operation.id, call.now_ms());
     let mut until = Vec::new();
     if let Given::Some | Given::All | Given::None = given {
         object = object.protecting(!matches!(given, Given::None));
     }
     match given {
-        Given::All => until.push((id.key().to_owned(), Some(call.now_ms + PROTECTED_FOR_MS))),
+        Given::All => until.push((id.key().to_owned(), Some(call.now_ms() + PROTECTED_FOR_MS))),
         Given::None => until.push((id.key().to_owned(), None)),
         // The older ones among them are not kept any longer for that.
         Given::Some | Given::Nothing => {}
     }
     object.keep(body);
     operation.work = converge::work(by, object.generation);
-    operation.due_ms = Some(call.control.due_ms(call.now_ms));
+    operation.due_ms = Some(call.control.due_ms(call.now_ms()));
     (Some(operation), until)
 }
 
@@ -821,6 +825,7 @@ async fn take_away(
 ) -> Result<Response<Body>, ApiError> {
     kind.may_change(id, call.control)?;
     for _ in 0..TRIES {
+        let turn = turn_of(call, kind).await?;
         let Some(old) = resources::get(call.control, id).await? else {
             preconditions(call, None)?;
             return Ok(empty(StatusCode::NO_CONTENT));
@@ -841,7 +846,7 @@ async fn take_away(
         for other in resources::KINDS {
             without.extend(other.keeps(&old, call.control).await?);
         }
-        let _turn = owner_stays(call, kind, &old, None).await?;
+        owner_stays(call, kind, &old, None)?;
         // What it made elsewhere is taken down first, also where it holds nothing.
         let at_once = forced || (only_empty && kind.keeps_up().is_none());
         let slowly = kind.deletes_slowly() && !at_once;
@@ -849,7 +854,8 @@ async fn take_away(
         batch.empty.extend(only_empty.then(|| old.key.clone()));
         batch.without = without;
         batch.as_read.extend(by.map(|by| (by.id.key().to_owned(), by.revision)));
-        match call.control.write(&batch).await? {
+        call.may_still().await?;
+        match call.control.write_in_turn(&batch, turn).await? {
             Ok(_) if operation.is_some() => {
                 return Ok(operations::announce(call, empty(kind.deletion_begins_with()), operation.as_ref()));
             }
@@ -871,45 +877,58 @@ fn assignment_changed() -> ApiError {
     ApiError::of(StatusCode::CONFLICT, ASSIGNMENT_CHANGED, "The fleet assignment was changed at the same time.")
 }
 
-/// What makes the last owner one, a role assignment, is neither deleted nor given an end. Who takes one away does so
-/// alone, so that of two who take away each other's one is refused: for as long as what this returns is held.
-async fn owner_stays<'a>(
-    call: &Call<'a>,
+/// What makes the last owner one, a role assignment, is neither deleted nor given an end. Asked in the [turn](turn_of) of
+/// who takes one away, so that of two who take away each other's one is refused.
+fn owner_stays(
+    call: &Call<'_>,
     kind: &dyn Kind,
     old: &Stored,
     new: Option<&Map<String, Value>>,
-) -> Result<Option<OwnersTurn<'a>>, ApiError> {
+) -> Result<(), ApiError> {
     // Of a resource group or what is in it nobody is the gateway's owner.
     let is_below = old.key.contains("/resourcegroups/");
-    if is_below || kind.withdraws(old, new, call.now_ms).as_deref() != Some(owners::role()) {
-        return Ok(None);
+    if is_below || kind.withdraws(old, new, call.now_ms()).as_deref() != Some(owners::role()) {
+        return Ok(());
     }
-    let turn = owners_turn(call).await?;
     let known = call.issuer.as_ref().map(|issuer| issuer.known());
     let accounts = known.as_ref().map(|(users, principals)| (&**users, &**principals));
-    let names = call.snapshot.names();
+    let names = call.snapshot().names();
     let before = SignedIn { names: &names, accounts, caller: call.caller.principals(), gone: None, now: call.now() };
     owners::Change { before, after: before, assignment: Some(&old.key) }
-        .check(&call.control.settings, &call.control.directory())?;
-    Ok(Some(turn))
+        .check(&call.control.settings, &call.control.directory())
 }
 
-/// Nobody else takes an owner away while this is held, at this gateway or at another one on its store.
-pub struct OwnersTurn<'a> {
+/// Nobody else writes roles or assignments, or takes an owner away, while this is held, at this gateway or at another one
+/// on its store.
+pub struct RightsTurn<'a> {
     _here: MutexGuard<'a, ()>,
-    _everywhere: held::OwnersTurn,
+    _everywhere: held::RightsTurn,
+}
+
+/// The turn of what is judged by all roles and assignments, and decides for others: that there is none like it, how many
+/// there are, that nobody has a role that goes, whether the caller may. Others could change that in between.
+async fn turn_of<'a>(call: &Call<'a>, kind: &dyn Kind) -> Result<Option<RightsTurn<'a>>, ApiError> {
+    match kind.decides() {
+        Some(Decides::Roles(_) | Decides::Assignments(_)) => rights_turn(call).await.map(Some),
+        Some(Decides::Clusters(_) | Decides::Identities(_)) | None => Ok(None),
+    }
 }
 
 /// Waits for the turn, and knows then what those before have done.
-pub async fn owners_turn<'a>(call: &Call<'a>) -> Result<OwnersTurn<'a>, ApiError> {
-    let here = call.control.owners.lock().await;
-    let everywhere = call.control.owners_turn().await?;
+pub async fn rights_turn<'a>(call: &Call<'a>) -> Result<RightsTurn<'a>, ApiError> {
+    let Ok(here) = tokio::time::timeout(RIGHTS_WITHIN, call.control.rights.lock()).await else {
+        let message = "Others change roles and assignments; try again shortly.";
+        return Err(
+            ApiError::of(StatusCode::TOO_MANY_REQUESTS, "TooManyRequests", message).with(header::RETRY_AFTER, "1")
+        );
+    };
+    let everywhere = call.control.rights_turn().await?;
     if let Some(issuer) = &call.issuer
         && issuer.catch_up().await.is_err()
     {
         return Err(StoreError::Database(sqlx::Error::PoolTimedOut).into());
     }
-    Ok(OwnersTurn { _here: here, _everywhere: everywhere })
+    Ok(RightsTurn { _here: here, _everywhere: everywhere })
 }
 
 /// A parameter of the query that is `true` or `false`; false where it is not there.
@@ -938,10 +957,10 @@ fn marked(call: &Call<'_>, kind: &dyn Kind, id: &ResourceId, old: &Stored) -> (B
         let mut object = Object::of(&old.body);
         // Who deletes what is being deleted waits for the same.
         if !old.is_deleting() {
-            object = Object { deleting: true, ..object.next(&operation.id, call.now_ms) };
+            object = Object { deleting: true, ..object.next(&operation.id, call.now_ms()) };
         }
         operation.work = take_down::work(by, object.generation);
-        operation.due_ms = Some(call.control.due_ms(call.now_ms));
+        operation.due_ms = Some(call.control.due_ms(call.now_ms()));
         marked.body.as_object_mut().into_iter().for_each(|body| object.keep(body));
     }
     mark_deleting(&mut marked, true);
@@ -971,6 +990,7 @@ where
     let body = body::read_or_nothing(call, body).await?;
     read::in_subscription(call, id)?;
     let resource = resources::get(call.control, id).await?.ok_or_else(|| ApiError::resource_not_found(id))?;
+    call.may_still().await?;
     let acting = Acting {
         resource: &resource,
         action,
@@ -978,7 +998,7 @@ where
         body: &body,
         caller: &call.caller,
         control: call.control,
-        now_ms: call.now_ms,
+        now_ms: call.now_ms(),
         paging: call,
     };
     long_json(StatusCode::OK, kind.act(&acting).await?).await

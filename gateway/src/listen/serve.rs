@@ -191,10 +191,9 @@ async fn serve_api(
     record: &mut Record,
 ) -> Result<Response<Body>, Refusal> {
     let Some(control) = &core.control else { return Err(Refusal::new(Stage::Address, Kind::NotFound)) };
-    let snapshot = core.snapshots.load();
     let (issuer, sessions) = (core.issuer.load_full(), Some(Arc::clone(&core.sessions)));
     let hops = core.hops.clone();
-    let site = api::Site { control, snapshot: &snapshot, issuer, sessions, hops };
+    let site = api::Site { control, snapshot: core.snapshots.load(), issuer, sessions, hops };
     Ok(api::serve(site, id, path, http, record).await.map(Body::from))
 }
 

@@ -10,30 +10,30 @@ use super::{Backend, Store, StoreError, Together, pool::in_time};
 /// Now, in milliseconds since 1970, by the clock of PostgreSQL.
 const NOW: &str = "(extract(epoch FROM clock_timestamp()) * 1000)::bigint";
 
-/// The number of PostgreSQL's advisory lock of whoever takes owners away.
-const OWNERS: i64 = 0x746f_776c_6f77_6e72;
+/// The number of PostgreSQL's advisory lock of whoever writes roles or assignments, or takes owners away.
+const RIGHTS: i64 = 0x746f_776c_6f77_6e72;
 
-/// Of all processes on one store this one may take owners away, until it is dropped. PostgreSQL ends it by itself if the
+/// Of all processes on one store this one may write roles and assignments, and take owners away, until it is dropped. PostgreSQL ends it by itself if the
 /// process is gone, or does nothing for half a minute.
 #[must_use]
-pub struct OwnersTurn {
+pub struct RightsTurn {
     _together: Option<Together>,
 }
 
 impl Store {
-    /// Waits until no other process takes owners away, for as long as one waits for a lock. Nothing is written with it.
+    /// Waits until no other process writes roles or assignments or takes owners away, for as long as one waits for a lock. Nothing is written with it.
     ///
     /// # Errors
     /// The database's; also that another process takes too long.
-    pub async fn owners_turn(&self) -> Result<OwnersTurn, StoreError> {
+    pub async fn rights_turn(&self) -> Result<RightsTurn, StoreError> {
         if self.backend == Backend::Sqlite {
-            return Ok(OwnersTurn { _together: None });
+            return Ok(RightsTurn { _together: None });
         }
         in_time(async {
             let mut together = Together::begin(&self.writers, self.begin()).await?;
             let sql = "SELECT count(*) FROM pg_advisory_xact_lock($1)";
-            sqlx::query(sql).bind(OWNERS).execute(together.connection()).await?;
-            Ok(OwnersTurn { _together: Some(together) })
+            sqlx::query(sql).bind(RIGHTS).execute(together.connection()).await?;
+            Ok(RightsTurn { _together: Some(together) })
         })
         .await
     }

@@ -32,11 +32,11 @@ impl Open {
     }
 
     async fn call(&self, user: &str, method: &str, path: &str) -> (u16, Value) {
-        self.call_begun_at(&self.site.snapshots.load(), user, method, path).await
+        self.call_begun_at(self.site.snapshots.load(), user, method, path).await
     }
 
     /// A call that was let in by what was known then.
-    async fn call_begun_at(&self, snapshot: &Snapshot, user: &str, method: &str, path: &str) -> (u16, Value) {
+    async fn call_begun_at(&self, snapshot: Arc<Snapshot>, user: &str, method: &str, path: &str) -> (u16, Value) {
         let token = self.site.issuer.token(user, &[], URL, SystemTime::now());
         let uri = format!("{path}{}api-version=2026-05-01", if path.contains('?') { '&' } else { '?' });
         let request = Request::builder().method(method).uri(uri).header("authorization", format!("Bearer {token}"));
@@ -133,14 +133,14 @@ async fn t12_right_that_is_withdrawn_while_other_replicas_are_asked_shows_and_en
     let reads = open.site.assign("eve", READER, &scope, json!({})).await;
     let _ann = open.session("ann", &scope.parse().unwrap(), 1).await;
     let before = open.site.snapshots.load();
-    let (_, seen) = open.call_begun_at(&before, "eve", "GET", PATH).await;
+    let (_, seen) = open.call_begun_at(Arc::clone(&before), "eve", "GET", PATH).await;
     assert_eq!(seen["total"], 1);
     let taken = format!("{}?api-version=2022-04-01", reads.body["id"].as_str().unwrap());
     assert_eq!(open.site.call("owner", "DELETE", &taken, None).await.status, 200);
-    let (status, seen) = open.call_begun_at(&before, "eve", "GET", PATH).await;
+    let (status, seen) = open.call_begun_at(Arc::clone(&before), "eve", "GET", PATH).await;
     assert_eq!((status, &seen["total"]), (200, &json!(0)), "{seen}");
-    assert_eq!(open.call_begun_at(&before, "eve", "GET", &one(1)).await.0, 404);
-    assert_eq!(open.call_begun_at(&before, "eve", "DELETE", &one(1)).await.0, 404);
+    assert_eq!(open.call_begun_at(Arc::clone(&before), "eve", "GET", &one(1)).await.0, 404);
+    assert_eq!(open.call_begun_at(Arc::clone(&before), "eve", "DELETE", &one(1)).await.0, 404);
 }
 
 #[tokio::test]
