@@ -29,6 +29,7 @@ mod sessions;
 mod size;
 mod source_control_configurations;
 mod upgrades;
+mod withdrawn;
 use types::instants::instant;
 
 use super::*;
