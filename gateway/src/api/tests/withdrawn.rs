@@ -126,9 +126,8 @@ async fn a_right_that_goes_while_the_body_comes_is_gone() {
             site.gone(&path).await;
             site.group("g").await;
         }
-        let kept =
-            site.call("owner", "GET", &format!("{}?api-version=2022-04-01", right.body["id"].as_str().unwrap()), None);
-        if kept.await.status == 200 {
+        let kept = format!("{}?api-version=2022-04-01", right.body["id"].as_str().unwrap());
+        if site.call("owner", "GET", &kept, None).await.status == 200 {
             site.take_away(&right).await;
         }
     }
