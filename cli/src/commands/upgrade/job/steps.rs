@@ -149,8 +149,11 @@ impl<'a> Upgrade<'a> {
             return self.end(&state, Phase::Waiting, "TooLarge", &message).await;
         }
         if let Some(gathered) = self.gathered {
-            let now =
-                self.cluster.gathered(self.namespace).await.context("cannot see whether the agents' settings changed")?;
+            let now = self
+                .cluster
+                .gathered(self.namespace)
+                .await
+                .context("cannot see whether the agents' settings changed")?;
             let changed = gathered.changed(&now);
             if !changed.is_empty() {
                 return self.gather_again(state, &changed).await;
@@ -184,7 +187,7 @@ impl<'a> Upgrade<'a> {
     async fn give_way(&self, state: State, place: &Place) -> anyhow::Result<()> {
         let mut before = Vec::new();
         for one in self.before().await? {
-            let place = Place::of_manifest(&one).context("an object of an unknown kind")?;
+            let place = Place::of_manifest(&one).context("an object is of an unknown kind")?;
             let there = self.cluster.get(&place).await.with_context(|| format!("read {place}"))?;
             match there {
                 Some(there) if there["metadata"]["labels"][VERSION_LABEL] == *state.version => before.push(one),
@@ -283,7 +286,7 @@ impl<'a> Upgrade<'a> {
     /// since it `was` gathered is not applied, and returned.
     async fn apply_one(&self, object: &Value, was: Option<&Value>) -> anyhow::Result<Option<Place>> {
         let mut object = object.clone();
-        let place = Place::of_manifest(&object).context("an object without a name")?;
+        let place = Place::of_manifest(&object).context("an object has no name")?;
         let version = object["metadata"]["labels"][VERSION_LABEL].clone();
         let begun = Instant::now();
         loop {
