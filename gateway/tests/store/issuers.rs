@@ -291,14 +291,14 @@ async fn a_user_added_by_a_command_signs_in_at_both_and_disabled_at_neither(plac
     let id = pair.documents.edit_users(|users| Ok(users.put("bob", &[], "other")?.id.clone())).await.unwrap();
     for gateway in [&pair.a, &pair.b] {
         assert_eq!(password(gateway, "bob", "other").await.status, 200);
-        assert!(gateway.is_in_force(&id));
+        assert!(gateway.is_in_force(&id, None));
     }
     pair.documents.edit_users(|users| users.set_disabled("ann", true)).await.unwrap();
     pair.documents.edit_users(|users| users.remove("bob").map(|_| ())).await.unwrap();
     assert_eq!(refresh(&pair.b, &tokens["refresh_token"]).await["error"], "invalid_grant");
     for gateway in [&pair.a, &pair.b] {
         assert_eq!(password(gateway, "ann", "secret").await.json()["error"], "invalid_grant");
-        assert!(!gateway.is_in_force(&id));
+        assert!(!gateway.is_in_force(&id, None));
     }
 }
 
@@ -537,7 +537,7 @@ async fn without_the_server_nobody_signs_in_and_later_they_do(place: Place) {
     let token = tokens["refresh_token"].as_str().unwrap();
     let said = post(&pair.b, "/token", &[fields[0], fields[1], ("refresh_token", token)]).await;
     assert_eq!(said.status, 503, "{}", said.text);
-    assert!(pair.a.is_in_force(&pair.documents.users().await.unwrap().find("ann").unwrap().id), "tokens go on");
+    assert!(pair.a.is_in_force(&pair.documents.users().await.unwrap().find("ann").unwrap().id, None), "tokens go on");
     place.sql("ALTER TABLE gone RENAME TO counts; ALTER TABLE gone_too RENAME TO tickets").await;
     assert!(refresh(&pair.b, &tokens["refresh_token"]).await["refresh_token"].is_string(), "it was not used up");
     assert_eq!(password(&pair.a, "ann", "secret").await.status, 200);
