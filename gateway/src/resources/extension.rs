@@ -244,11 +244,9 @@ impl Kind for Extensions {
             }
             // Who names no namespace means the one that is there.
             let is_open = own.get("scope").is_none_or(|scope| *scope == json!({"cluster": {}}));
-            if let Some(scope) = kept("scope").filter(|scope| is_open && scope.get("cluster").is_some()) {
-                own.insert("scope".to_owned(), scope.clone());
-            } else if let (false, Some(scope)) = (own.contains_key("scope"), kept("scope")) {
-                own.insert("scope".to_owned(), scope.clone());
-            }
+            let is_meant = |there: &&Value| is_open && (!own.contains_key("scope") || there.get("cluster").is_some());
+            let meant = kept("scope").filter(is_meant).cloned();
+            own.extend(meant.map(|meant| ("scope".to_owned(), meant)));
             if let Some(old) = old.and_then(properties) {
                 same_type(old, own, writing)?;
             }
