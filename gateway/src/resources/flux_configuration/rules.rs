@@ -5,7 +5,7 @@ use std::collections::HashMap;
 
 use ::catalogue::range::Range;
 use serde_json::{Map, Value};
-use types::{agent_api::decode, api::ErrorDetail, known_hosts};
+use types::{agent_api::decode, api::ErrorDetail, known_hosts, ssh_private};
 use url::Url;
 
 use super::{
@@ -24,7 +24,8 @@ const REFERENCE: usize = 255;
 const LONGEST_WAIT: u64 = 24 * 3600;
 
 /// Protected settings that mean something.
-const SETTINGS: &[&str] = &["sshPrivateKey", "httpsKey", "bucketSecretKey"];
+const SETTINGS: &[&str] = &[SSH_KEY, "httpsKey", "bucketSecretKey"];
+const SSH_KEY: &str = "sshPrivateKey";
 /// What `az` also calls one of them.
 const ALIAS: (&str, &str) = ("secretKey", "bucketSecretKey");
 
@@ -62,6 +63,20 @@ pub fn base64(text: &str) -> Result<(), String> {
         Some(bytes) if !bytes.is_empty() => Ok(()),
         _ => Err("base64 (RFC 4648 section 4) of something".to_owned()),
     }
+}
+
+/// A protected setting, by its name: base64, and a private key of SSH one that Flux can use.
+///
+/// # Errors
+/// What it must be.
+pub fn setting(name: &str, text: &str) -> Result<(), String> {
+    base64(text)?;
+    if name != SSH_KEY {
+        return Ok(());
+    }
+    let key = decode(&text.replace(['\r', '\n'], "")).and_then(|bytes| String::from_utf8(bytes).ok());
+    ssh_private::check(key.as_deref().unwrap_or_default())
+        .map_err(|why| format!("base64 of a private key of SSH without a passphrase: {why}"))
 }
 
 fn is_visible(text: &str, longest: usize) -> bool {
@@ -167,11 +182,8 @@ pub(super) fn path(text: &str) -> Result<(), String> {
 /// An address with one of these schemes and a host. Who writes a password into it would have it shown to everybody.
 fn is_address(text: &str, schemes: &[&str], user: bool) -> bool {
     let Some(url) = is_visible(text, ADDRESS).then(|| Url::parse(text).ok()).flatten() else { return false };
-    // The parser also takes `https:host`, which no other program does.
-    let written = schemes.iter().any(|scheme| {
-        let rest = text.get(scheme.len()..).unwrap_or_default();
-        url.scheme() == *scheme && rest.starts_with("://")
-    });
+    // The parser also takes `https:host` and `HTTPS://host`, which Flux does not.
+    let written = schemes.iter().any(|scheme| text.strip_prefix(scheme).is_some_and(|rest| rest.starts_with("://")));
     let secret = url.password().is_some() || (!user && !url.username().is_empty());
     written && url.host_str().is_some_and(|host| !host.is_empty()) && !secret
 }
@@ -399,7 +411,7 @@ pub(super) fn protected(own: &mut Map<String, Value>, faults: &mut Faults) {
         if !SETTINGS.contains(&name.as_str()) {
             let message = format!("The protected setting '{shown}' is not known; known are {}.", SETTINGS.join(", "));
             fault(faults, "UnknownProperty", message, &at);
-        } else if let Err(wanted) = base64(value.as_str().unwrap_or_default()) {
+        } else if let Err(wanted) = setting(name, value.as_str().unwrap_or_default()) {
             let message = format!("The property 'properties.{at}' must be {wanted}.");
             fault(faults, "InvalidRequestContent", message, &at);
         }
@@ -699,6 +711,7 @@ mod tests {
             "ftp://host/x",
             "oci://host/x",
             "https:host/x",
+            "HTTPS://host/x",
             "https://",
             "https://user:word@host/x",
             "https://token@host/x",
@@ -736,6 +749,12 @@ mod tests {
             assert!(duration(bad).is_err(), "{bad}");
         }
         assert!(base64("aGVs\r\nbG8=\n").is_ok() && base64("\n").is_err() && base64("no base64").is_err());
+        assert!(setting("httpsKey", "aGk=").is_ok() && setting("httpsKey", "!").is_err());
+        let (key, why) = (
+            "LS0tLS1CRUdJTiBSU0EgUFJJVkFURSBLRVktLS0tLQpaMlZvWldsdExUST0KLS0tLS1FTkQgUlNBIFBSSVZBVEUgS0VZLS0tLS0K",
+            "no private key",
+        );
+        assert!(setting(SSH_KEY, key).is_ok() && setting(SSH_KEY, "aGVsbG8=").unwrap_err().contains(why));
         assert!(base64("aGk=").is_ok() && base64("").is_err() && base64("hi!").is_err() && base64("aGk").is_err());
         assert!(commit("0123abc").is_ok() && commit("0123abz").is_err() && commit("abc").is_err());
         assert!(digest(&format!("sha256:{}", "a".repeat(64))).is_ok() && digest("sha256:aa").is_err());
