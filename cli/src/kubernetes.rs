@@ -147,6 +147,12 @@ impl Kubernetes {
         Self { client, context: String::new(), server: String::new(), server_name: None, minor: 30 }
     }
 
+    /// One that a test answers for.
+    #[cfg(test)]
+    pub fn answered_by(client: Client) -> Self {
+        Self { client, ..Self::nowhere() }
+    }
+
     /// Whether the kubeconfig leads through a gateway: what is done in the cluster must not need the agents that it is
     /// done to. Its address may not tell, as that of `towline proxy` does not; then the answer to `GET /version` does,
     /// which the gateway gives a header of its own.

@@ -1,7 +1,8 @@
-//! Who of the built-in issuer may act now. A token lives for an hour; whoever was deleted or disabled meanwhile reaches
-//! no cluster with it, and what they have open ends (docs/features.md K5, S1; docs/identity.md).
+//! Who of the built-in issuer may act now. A token lives for an hour; whoever was deleted or disabled meanwhile, or has
+//! another password or secret, reaches no cluster with it, and what they have open ends (docs/features.md K5, S1;
+//! docs/identity.md).
 
-use std::{collections::HashSet, sync::Arc};
+use std::{collections::HashMap, sync::Arc};
 
 use crate::{
     guid,
@@ -12,14 +13,16 @@ use crate::{
 pub struct Accounts {
     issuer: Arc<Issuer>,
     read: (Arc<Users>, Arc<Principals>),
-    in_force: HashSet<String>,
+    /// What each may have signed in with.
+    in_force: HashMap<String, Vec<String>>,
 }
 
 impl Accounts {
     /// As they are now.
     pub fn of(issuer: Arc<Issuer>) -> Self {
         let read = issuer.known();
-        let in_force = Issuer::subjects_in_force(&read.0, &read.1).map(str::to_owned).collect();
+        let in_force =
+            Issuer::in_force(&read.0, &read.1).map(|(known, with)| (known.to_owned(), with.names())).collect();
         Self { issuer, read, in_force }
     }
 
@@ -34,9 +37,12 @@ impl Accounts {
         &self.issuer.settings().url
     }
 
-    /// Whether the account with this `sub` exists and is enabled. One that was made a moment ago is looked up.
-    pub fn has(&self, subject: &str) -> bool {
-        self.in_force.contains(&guid::hyphenated(subject)) || self.issuer.is_in_force(subject)
+    /// Whether the account with this `sub` exists and is enabled, and what was signed in with still holds, where it is
+    /// known. What was made a moment ago is looked up.
+    pub fn has(&self, subject: &str, credential: Option<&str>) -> bool {
+        let known = self.in_force.get(&guid::hyphenated(subject));
+        let holds = |known: &Vec<String>| credential.is_none_or(|one| known.iter().any(|known| known == one));
+        known.is_some_and(holds) || self.issuer.is_in_force(subject, credential)
     }
 
     /// Completes when the issuer's may have changed.

@@ -421,7 +421,11 @@ where
                 .with(header::ALLOW, "GET, HEAD, PUT, PATCH, DELETE")),
         },
         (Route::Graph(question), true) => graph::answer(&call, *question, &serde_json::Map::new()),
-        (Route::Graph(question), false) => graph::answer(&call, *question, &body::read(&call, body).await?),
+        (Route::Graph(question), false) => {
+            // A body takes a place and time: of who may ask nothing none is read.
+            graph::authorize(&call, *question)?;
+            graph::answer(&call, *question, &body::read(&call, body).await?)
+        }
         (Route::ServicePrincipals(question), _) => service_principals::serve(&call, question, body).await,
         (Route::Sessions(id), _) => {
             body::discard(&call, body).await?;

@@ -10,11 +10,12 @@ use tokio::time::MissedTickBehavior;
 use crate::{
     cluster::ClusterRef,
     control::Control,
-    fleet::registry::Registry,
+    fleet::registry::{Registry, Touched},
     store::agents::{Agent, OFFLINE_AFTER_MS},
 };
 
-/// How often the clusters whose tunnels are up are kept as seen, all in one write.
+/// How often the clusters whose tunnels are up are looked at, all together. Those that no replica has kept as seen for
+/// [`SEEN_AGAIN_AFTER_MS`](crate::store::agents::SEEN_AGAIN_AFTER_MS) are written.
 const SEEN_EVERY: Duration = Duration::from_secs(60);
 /// Time between two of these writes: thousands of agents that come back within seconds are a few transactions and not
 /// one each, while users' requests wait for the same processor.
@@ -69,7 +70,7 @@ impl Status {
 }
 
 /// Keeps in the store which clusters' tunnels are up: at once when one comes or goes, with all that did so in the
-/// [`APART`] after the write before, and every minute while they are up, until the gateway stops.
+/// [`APART`] after the write before, and every four to five minutes while they are up, until the gateway stops.
 pub async fn keep(control: Arc<Control>, tunnels: Arc<Registry>, shutdown: Shutdown) {
     if let Err(error) = control.store.forget_future(control.now_ms()).await {
         tracing::error!(%error, "signs of life of the future cannot be taken back");
@@ -82,7 +83,7 @@ pub async fn keep(control: Arc<Control>, tunnels: Arc<Registry>, shutdown: Shutd
             () = shutdown.closed() => true,
             () = tunnels.changed() => false,
             _ = every.tick() => {
-                tunnels.all().iter().for_each(|tunnel| tunnels.touch(&tunnel.cluster));
+                tunnels.all().iter().for_each(|tunnel| tunnels.note(&tunnel.cluster));
                 false
             }
         };
@@ -97,14 +98,19 @@ pub async fn keep(control: Arc<Control>, tunnels: Arc<Registry>, shutdown: Shutd
             now.is_some_and(|now| now.agents.principal() == cluster.agents.principal())
         };
         let touched = tunnels.take_touched();
-        let keys: Vec<String> = touched.iter().filter(|cluster| same(cluster)).map(|c| c.id.to_string()).collect();
-        if let Err(error) = control.store.seen(&keys, control.now_ms()).await {
-            tracing::error!(%error, clusters = keys.len(), "signs of life cannot be kept; the next minute's are");
+        let (moved, stayed): (Vec<_>, Vec<_>) =
+            touched.into_iter().filter(|one| same(&one.cluster)).partition(|one| one.moved);
+        let keys = |some: Vec<Touched>| some.into_iter().map(|one| one.cluster.id.to_string()).collect::<Vec<_>>();
+        let (moved, stayed) = (keys(moved), keys(stayed));
+        let kept = control.store.seen_again(&stayed, control.now_ms()).await;
+        if let Err(error) = kept.and(control.store.seen(&moved, control.now_ms()).await) {
+            let clusters = moved.len() + stayed.len();
+            tracing::error!(%error, clusters, "signs of life cannot be kept; the next minute's are");
         }
         if last {
             return;
         }
-        if !keys.is_empty() {
+        if !moved.is_empty() {
             // Closed or not, the next round finds out.
             let _ = shutdown.until_closed(tokio::time::sleep(APART)).await;
         }

@@ -174,7 +174,7 @@ impl Control {
         let control = Self {
             settings,
             catalogue,
-            bodies: Bodies::new(),
+            bodies: Bodies::of_requests(),
             lists: Turns::of_lists(),
             // With PostgreSQL the store remembers which were used, also by other gateways and before.
             challenges: Challenges::since(if store.backend() == Backend::Sqlite { now_ms } else { 0 }),

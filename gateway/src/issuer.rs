@@ -63,7 +63,7 @@ pub use self::{
     kept::KeptError,
     keys::{Keys, KeysError},
     mint::NotSigned,
-    principals::{NewSecret, Principal, Principals, PrincipalsError},
+    principals::{NewSecret, Principal, Principals, PrincipalsError, Secret},
     shared::Away,
     users::{User, Users, UsersError},
 };
@@ -438,20 +438,26 @@ impl Issuer {
         path.strip_prefix(MOUNT).is_some_and(below) || tenant_of(path).is_some()
     }
 
-    /// Whether the user or service principal with this `sub` exists and is enabled now. For whoever takes this issuer's
-    /// tokens and wants a deletion to hold at once, not when the token ends.
-    pub fn is_in_force(&self, subject: &str) -> bool {
+    /// Whether the user or service principal with this `sub` exists and is enabled now, and what they signed in with
+    /// still holds, where it is known: a password that was not replaced, a secret that was not taken away. For whoever
+    /// takes this issuer's tokens and wants that to hold at once, not when the token ends.
+    pub fn is_in_force(&self, subject: &str, credential: Option<&str>) -> bool {
         let (users, principals) = self.known();
         // Tokens and enrolment tokens from before name users without hyphens.
         let subject = guid::hyphenated(subject);
-        Self::subjects_in_force(&users, &principals).any(|known| known == subject)
+        let mut all = Self::in_force(&users, &principals);
+        all.any(|(known, with)| known == subject && holds(&with, credential))
     }
 
-    /// The `sub` of everybody who exists and is enabled.
-    pub fn subjects_in_force<'a>(users: &'a Users, principals: &'a Principals) -> impl Iterator<Item = &'a str> {
-        let users = users.iter().filter(|user| !user.disabled).map(|user| user.id.as_str());
-        let principals = principals.iter().filter(|known| !known.disabled).map(|known| known.object_id.as_str());
-        users.chain(principals)
+    /// The `sub` of everybody who exists and is enabled, with what they may have signed in with.
+    pub fn in_force<'a>(
+        users: &'a Users,
+        principals: &'a Principals,
+    ) -> impl Iterator<Item = (&'a str, Credentials<'a>)> {
+        let users = users.iter().filter(|user| !user.disabled);
+        let users = users.map(|user| (user.id.as_str(), Credentials::Password(user)));
+        let principals = principals.iter().filter(|known| !known.disabled);
+        users.chain(principals.map(|known| (known.object_id.as_str(), Credentials::Secrets(&known.secrets))))
     }
 
     /// Its users and service principals.
@@ -588,6 +594,32 @@ fn tenant_of(path: &str) -> Option<(&str, &str)> {
 fn path_of(url: &str) -> &str {
     let rest = url.split_once("://").map_or(url, |(_, rest)| rest);
     rest.find('/').map_or("", |at| &rest[at..])
+}
+
+/// What somebody may sign in with.
+pub enum Credentials<'a> {
+    /// A user's password.
+    Password(&'a User),
+    /// A service principal's secrets.
+    Secrets(&'a [Secret]),
+}
+
+impl Credentials<'_> {
+    /// What tokens call them.
+    pub fn names(&self) -> Vec<String> {
+        match self {
+            Self::Password(user) => vec![user.credential()],
+            Self::Secrets(secrets) => secrets.iter().map(|secret| secret.id.clone()).collect(),
+        }
+    }
+}
+
+/// Whether what somebody signed in with, where it is known, is among what holds.
+fn holds(with: &Credentials<'_>, credential: Option<&str>) -> bool {
+    credential.is_none_or(|one| match with {
+        Credentials::Password(user) => user.credential() == one,
+        Credentials::Secrets(secrets) => secrets.iter().any(|secret| secret.id == one),
+    })
 }
 
 #[cfg(test)]

@@ -34,7 +34,10 @@ use types::ids::ClusterKey;
 use self::holders::{Count, Holders, Number};
 use crate::{
     config::replicas::Replicas as Settings,
-    store::{Store, replicas::Serving},
+    store::{
+        Store,
+        replicas::{Applied, Unrenewed},
+    },
 };
 
 /// How long a lease lasts from each renewal on, by the database's clock.
@@ -63,6 +66,8 @@ pub struct Replica {
     applied: AtomicI64,
     /// When its lease was renewed last, by the database's clock.
     renewed: AtomicI64,
+    /// When that was seen to change last, in milliseconds of this process's [`Uptime`], which no step of a clock moves.
+    renewal_seen: AtomicU64,
     /// The renewal at which a connection to it was refused.
     failed: AtomicI64,
     alive: AtomicBool,
@@ -365,6 +370,7 @@ impl Replicas {
 
     /// Takes the rows of all other replicas. What starts had that are no longer among them is forgotten.
     pub fn learn(&self, rows: &[Seen]) {
+        let now_ms = milliseconds((self.uptime)());
         let known = self.known.load_full();
         let mut next = self.next.lock().unwrap_or_else(PoisonError::into_inner);
         let mut now = Vec::with_capacity(rows.len());
@@ -380,6 +386,7 @@ impl Replicas {
                     number: *next,
                     applied: AtomicI64::new(row.applied),
                     renewed: AtomicI64::new(row.renewed_ms),
+                    renewal_seen: AtomicU64::new(now_ms),
                     failed: AtomicI64::new(NEVER),
                     alive: AtomicBool::new(row.alive),
                     serves: AtomicBool::new(row.serves),
@@ -389,7 +396,9 @@ impl Replicas {
                 })
             });
             replica.applied.fetch_max(row.applied, Ordering::AcqRel);
-            replica.renewed.store(row.renewed_ms, Ordering::Release);
+            if replica.renewed.swap(row.renewed_ms, Ordering::AcqRel) != row.renewed_ms {
+                replica.renewal_seen.store(now_ms, Ordering::Release);
+            }
             replica.alive.store(row.alive, Ordering::Release);
             replica.serves.store(row.serves, Ordering::Release);
             now.push(replica);
@@ -425,25 +434,62 @@ impl Replicas {
         true
     }
 
+    /// How long ago a replica was seen to renew its lease, by the own uptime. Nothing, where what the database has of it
+    /// is newer than what is known here.
+    fn since_renewal(&self, row: &Applied) -> Duration {
+        let known = self.known.load();
+        let same = |known: &&Arc<Replica>| known.name == row.name && known.generation == row.generation;
+        match known.iter().find(same) {
+            Some(replica) if replica.renewed.load(Ordering::Acquire) == row.renewed_ms => self.unrenewed_for(replica),
+            _ => Duration::ZERO,
+        }
+    }
+
+    /// How long a replica was not seen to renew its lease, by the own uptime.
+    fn unrenewed_for(&self, replica: &Replica) -> Duration {
+        (self.uptime)().saturating_sub(Duration::from_millis(replica.renewal_seen.load(Ordering::Acquire)))
+    }
+
+    /// The rows of other replicas that were not seen to be renewed for `after`, by the own uptime: a step of the
+    /// database's clock makes none of them old.
+    pub fn unrenewed(&self, after: Duration) -> Vec<Unrenewed> {
+        let known = self.known.load();
+        let old = known.iter().filter(|replica| self.unrenewed_for(replica) >= after);
+        let unrenewed = |replica: &Arc<Replica>| Unrenewed {
+            name: replica.name.clone(),
+            generation: replica.generation,
+            renewed_ms: replica.renewed.load(Ordering::Acquire),
+        };
+        old.map(unrenewed).collect()
+    }
+
     /// Waits until every other replica whose lease lasts has applied a revision, at most until `deadline`. The names of
     /// those that have not told so by then, and of those that cannot read it and may go on with what they know
     /// (`stale_for`, which replicas have alike). One that ended or gave its lease back meanwhile is not among them.
+    ///
+    /// A lease lasts where the database's clock says so, and also where the own uptime does: after a step of that clock
+    /// the row of a replica that cannot reach the database looks old, while the replica goes on.
     pub async fn unconfirmed(&self, store: &Store, revision: i64, deadline: Instant) -> Vec<String> {
-        let serving = || store.serving_replicas(LEASE, self.settings().stale_for);
+        let stale_for = self.settings().stale_for;
+        let serves = LEASE.saturating_add(stale_for);
+        let applied = || store.applied_by_replicas(LEASE, stale_for);
         // The rows and not what is in memory: a replica that started a moment ago may not be known here yet. One that
         // starts after this reads the store only then.
-        let rows = match tokio::time::timeout_at(deadline, serving()).await {
-            Ok(Ok(rows)) => rows,
-            _ => return self.others().iter().map(|replica| replica.name.clone()).collect(),
+        let Ok(Ok(rows)) = tokio::time::timeout_at(deadline, applied()).await else {
+            let known = self.known.load();
+            let may_serve = known.iter().filter(|replica| replica.has_lease() || self.unrenewed_for(replica) < serves);
+            return may_serve.map(|replica| replica.name.clone()).collect();
         };
         let mut progress = self.progress.subscribe();
-        let behind = rows.into_iter().filter(|row| row.name != self.name() && row.applied < revision);
-        let (alive, stale): (Vec<Serving>, Vec<Serving>) = behind.partition(|row| row.alive);
-        let mut waiting: Vec<Waiting> = alive
-            .into_iter()
-            .map(|row| Waiting { name: row.name, generation: row.generation, was_known: false })
-            .collect();
-        let mut unconfirmed: Vec<String> = stale.into_iter().map(|row| row.name).collect();
+        let (mut waiting, mut unconfirmed) = (Vec::new(), Vec::new());
+        for row in rows.into_iter().filter(|row| row.name != self.name() && row.applied < revision) {
+            let since = self.since_renewal(&row);
+            if row.alive || since < LEASE {
+                waiting.push(Waiting { name: row.name, generation: row.generation, was_known: false });
+            } else if row.serves || since < serves {
+                unconfirmed.push(row.name);
+            }
+        }
         loop {
             let known = self.known.load_full();
             waiting.retain_mut(|one| {
@@ -470,7 +516,7 @@ impl Replicas {
             }
             let next = deadline.min(now + LOOK_AGAIN);
             if tokio::time::timeout_at(next, progress.changed()).await.is_err()
-                && let Ok(Ok(rows)) = tokio::time::timeout_at(deadline, serving()).await
+                && let Ok(Ok(rows)) = tokio::time::timeout_at(deadline, applied()).await
             {
                 // What was told was not heard, such as after a connection that was lost.
                 let confirmed = |one: &Waiting| {
@@ -638,5 +684,26 @@ mod tests {
             replicas.renewed(3, replicas.uptime());
             assert!(replicas.admits() && !replicas.is_superseded(), "once it has a lease again");
         }
+    }
+
+    #[test]
+    fn t12_rows_are_old_by_the_own_uptime_whatever_the_databases_clock_says() {
+        let now = Arc::new(AtomicU64::new(1_000_000));
+        let clock = Arc::clone(&now);
+        let uptime: Uptime = Arc::new(move || Duration::from_millis(clock.load(Ordering::Relaxed)));
+        let replicas = Replicas::new(settings(Duration::ZERO), Some(uptime));
+        let after = Duration::from_secs(600);
+        let old = |rows: &[Seen]| {
+            replicas.learn(rows);
+            replicas.unrenewed(after).into_iter().map(|row| (row.name, row.renewed_ms)).collect::<Vec<_>>()
+        };
+        // By the database's clock the lease of b has ended long ago.
+        assert_eq!(old(&[seen("b", 1, 5, false)]), []);
+        now.fetch_add(599_999, Ordering::Relaxed);
+        assert_eq!(old(&[seen("b", 1, 5, false)]), []);
+        now.fetch_add(1, Ordering::Relaxed);
+        assert_eq!(old(&[seen("b", 1, 5, false)]), [("b".to_owned(), 5)]);
+        // A renewal after that clock was put back.
+        assert_eq!(old(&[seen("b", 1, 4, true)]), []);
     }
 }

@@ -427,6 +427,11 @@ pub trait Kind: Send + Sync {
         &[]
     }
 
+    /// Whether an action is judged by what others have done, and so done by one at a time.
+    fn acts_alone(&self, _action: &str) -> bool {
+        false
+    }
+
     /// What an action needs a role for, where that is not the action itself.
     fn permission(&self, _action: &str) -> Option<&'static str> {
         None

@@ -1,11 +1,12 @@
-//! Which versions of agents a gateway serves (docs/features.md U4): its own minor version and the one before, and every
-//! newer one. Agents of the minor version before are served and shown as outdated. Older ones are refused in the hello
-//! and at enrolment, with a sentence that says what to do, because nobody tests that the two still understand each other.
+//! Which versions of agents a gateway serves (docs/features.md U4): its own minor version, the one before and the next
+//! one. Agents of the minor version before are served and shown as outdated. Older ones, and newer ones than the next
+//! minor version, are refused in the hello and at enrolment, with a sentence that says what to do, because nobody tests
+//! that the two still understand each other.
 
 use std::fmt;
 
 use catalogue::version::Version;
-use types::agent_api::MINORS_BEHIND;
+use types::agent_api::{MINORS_AHEAD, MINORS_BEHIND, codes};
 
 /// The version of this gateway.
 pub const OWN: &str = env!("CARGO_PKG_VERSION");
@@ -17,8 +18,10 @@ const SHOWN: usize = 40;
 pub enum Skew {
     /// The same minor version.
     Current,
-    /// A newer minor version: it is served, because wire and agent API only grow.
+    /// The next minor version: it is served, because wire and agent API only grow.
     Newer,
+    /// A newer minor version than is served.
+    TooNew,
     /// An older minor version that is still served.
     Outdated,
     /// An older minor version than is served.
@@ -29,23 +32,33 @@ pub enum Skew {
 
 impl Skew {
     /// All of them, in the order of their numbers.
-    pub const ALL: [Self; 5] = [Self::Current, Self::Newer, Self::Outdated, Self::TooOld, Self::Unknown];
+    pub const ALL: [Self; 6] = [Self::Current, Self::Newer, Self::TooNew, Self::Outdated, Self::TooOld, Self::Unknown];
 
     /// The word in resources, events and labels of metrics.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Current => "Current",
             Self::Newer => "Newer",
+            Self::TooNew => "TooNew",
             Self::Outdated => "Outdated",
             Self::TooOld => "TooOld",
             Self::Unknown => "Unknown",
         }
     }
 
-    /// The word that events tell: nobody has to do anything about a version that is newer or unknown.
+    /// The code of the refusal of agents of such a version; none where they are served.
+    pub fn refused(self) -> Option<&'static str> {
+        match self {
+            Self::TooOld => Some(codes::AGENT_TOO_OLD),
+            Self::TooNew => Some(codes::AGENT_TOO_NEW),
+            Self::Current | Self::Newer | Self::Outdated | Self::Unknown => None,
+        }
+    }
+
+    /// The word that events tell: nobody has to do anything about the next version or an unknown one.
     pub fn event(self) -> &'static str {
         match self {
-            Self::Outdated | Self::TooOld => self.as_str(),
+            Self::Outdated | Self::TooOld | Self::TooNew => self.as_str(),
             Self::Current | Self::Newer | Self::Unknown => Self::Current.as_str(),
         }
     }
@@ -72,7 +85,13 @@ pub fn between(agent: &str, gateway: &str) -> Skew {
         return Skew::Current;
     }
     if (agent.major, agent.minor) > (gateway.major, gateway.minor) {
-        return Skew::Newer;
+        // Whether this minor version is the last one of its major version is not known here either.
+        let served = if agent.major == gateway.major {
+            agent.minor - gateway.minor <= MINORS_AHEAD
+        } else {
+            agent.major == gateway.major + 1 && agent.minor < MINORS_AHEAD
+        };
+        return if served { Skew::Newer } else { Skew::TooNew };
     }
     // Which minor version was the last one of the major version before is not known here, so a gateway that begins a
     // major version serves all of them.
@@ -84,10 +103,11 @@ pub fn between(agent: &str, gateway: &str) -> Skew {
     if served { Skew::Outdated } else { Skew::TooOld }
 }
 
-/// Whether agents that have `from` may get `to`: not further back than this gateway serves, seen from `from`.
+/// Whether agents that have `from` may get `to`: a version that this gateway serves, and not further back than that seen
+/// from `from`.
 pub fn may_change(from: &str, to: &str) -> bool {
     // An older version is in relation to the running one what an agent is to its gateway.
-    judge(to) != Skew::TooOld && between(to, from) != Skew::TooOld
+    judge(to).refused().is_none() && between(to, from) != Skew::TooOld
 }
 
 /// The oldest minor version that this gateway serves, such as `0.1`.
@@ -100,9 +120,28 @@ pub fn oldest_served() -> String {
     }
 }
 
+/// The newest minor version that this gateway serves, such as `0.3`.
+pub fn newest_served() -> String {
+    let Ok(own) = OWN.parse::<Version>() else { return OWN.to_owned() };
+    let own = own.number();
+    format!("{}.{}", own.major, own.minor + MINORS_AHEAD)
+}
+
+/// Which versions this gateway serves, for a sentence about one that it does not.
+pub fn served() -> String {
+    format!("this gateway, {OWN}, serves agents from version {} to {}", oldest_served(), newest_served())
+}
+
 /// Why agents of a version are refused, and what to do.
 pub fn refusal(agent: &str) -> String {
+    let is_new = judge(agent) == Skew::TooNew;
     let agent: String = agent.chars().filter(|c| !c.is_control()).take(SHOWN).collect();
+    if is_new {
+        return format!(
+            "these agents have version {agent}, and {}; upgrade the gateway first, or give the cluster the agents of version {OWN}: run `helm upgrade` with the chart of that version",
+            served()
+        );
+    }
     format!(
         "these agents have version {agent}, and this gateway, {OWN}, serves agents from version {} on; give the cluster the agents of version {OWN}: run `towline update --auto-upgrade false --upgrade` of that version for the cluster, or `helm upgrade` with its chart",
         oldest_served()
@@ -114,7 +153,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn u4_the_minor_version_before_is_served_and_older_ones_are_not() {
+    fn u4_the_minor_versions_before_and_after_are_served_and_no_others() {
         for (agent, gateway, skew) in [
             ("0.2.0", "0.2.0", Skew::Current),
             ("0.2.9", "0.2.0", Skew::Current),
@@ -123,8 +162,13 @@ mod tests {
             ("0.1.9", "0.2.0", Skew::Outdated),
             ("0.1.0", "0.3.0", Skew::TooOld),
             ("0.0.9", "0.2.0", Skew::TooOld),
-            ("0.3.0", "0.2.0", Skew::Newer),
+            ("0.3.9", "0.2.0", Skew::Newer),
+            ("0.4.0-rc.1", "0.2.9", Skew::TooNew),
             ("1.0.0", "0.2.0", Skew::Newer),
+            ("1.1.0", "0.2.0", Skew::TooNew),
+            ("2.0.0", "0.2.0", Skew::TooNew),
+            ("1.2.0", "1.1.0", Skew::Newer),
+            ("18446744073709551615.0.0", "18446744073709551614.0.0", Skew::Newer),
             ("0.9.0", "1.0.0", Skew::Outdated),
             ("0.9.0", "1.1.0", Skew::TooOld),
             ("1.0.0", "1.1.0", Skew::Outdated),
@@ -137,11 +181,13 @@ mod tests {
         }
         assert_eq!(judge(OWN), Skew::Current);
         assert_eq!(judge(&format!("{}.0", oldest_served())), Skew::Outdated);
+        assert_eq!(judge(&format!("{}.0", newest_served())), Skew::Newer);
     }
 
     #[test]
     fn u3_a_downgrade_stays_within_the_versions_that_are_served() {
-        assert!(may_change("0.1.0", OWN) && may_change(OWN, "0.1.0") && may_change(OWN, "0.9.0"));
+        assert!(may_change("0.1.0", OWN) && may_change(OWN, "0.1.0"));
+        assert!(may_change(OWN, &format!("{}.7", newest_served())) && !may_change(OWN, "0.9.0"));
         assert!(!may_change(OWN, "0.0.9") && !may_change("0.9.0", OWN));
         assert!(may_change("by-hand", OWN));
     }
@@ -155,5 +201,8 @@ mod tests {
                 && said.contains("towline update --auto-upgrade false --upgrade")
         );
         assert!(!said.contains('\n') && said.len() < 400, "{said}");
+        let said = refusal("9.0.0");
+        let versions = format!("9.0.0, and this gateway, {OWN}, serves agents from version {} to", oldest_served());
+        assert!(said.contains(&versions) && said.contains("upgrade the gateway first"), "{said}");
     }
 }

@@ -161,11 +161,13 @@ impl Snapshot {
     /// is assigned. An unknown cluster takes as long as a forbidden one.
     pub fn decide(&self, principal: &Principal, cluster: Option<&ClusterRef>) -> Result<(), DenialReason> {
         let account = match principal {
-            Principal::User(identity) => Some((&identity.issuer, &identity.subject)),
+            Principal::User(identity) => Some((&identity.issuer, &identity.subject, identity.credential.as_deref())),
             // A token of a deleted user ends in minutes; their access certificate would live on.
-            Principal::ServiceAccount(access) => access.holder.as_ref().map(|holder| (&holder.issuer, &holder.subject)),
+            Principal::ServiceAccount(access) => {
+                access.holder.as_ref().map(|holder| (&holder.issuer, &holder.subject, None))
+            }
         };
-        if account.is_some_and(|(issuer, subject)| !self.is_in_force(issuer, subject)) {
+        if account.is_some_and(|(issuer, subject, with)| !self.is_in_force(issuer, subject, with)) {
             return Err(DenialReason::Disabled);
         }
         if let Principal::ServiceAccount(access) = principal {
@@ -192,25 +194,27 @@ impl Snapshot {
         AccountNames::new(&self.issuers, own, self.policy.disabled())
     }
 
-    /// Whether an account still is: of the built-in issuer's, one that was neither deleted nor disabled.
-    fn is_in_force(&self, issuer: &str, subject: &str) -> bool {
+    /// Whether an account still is: of the built-in issuer's, one that was neither deleted nor disabled, and has not
+    /// replaced what was signed in with.
+    fn is_in_force(&self, issuer: &str, subject: &str, credential: Option<&str>) -> bool {
         let url = self.issuer_url(issuer);
         let accounts = self.accounts.as_ref().filter(|accounts| url == Some(accounts.issuer_url()));
-        accounts.is_none_or(|own| own.has(subject) || self.is_identity(subject))
+        accounts.is_none_or(|own| own.has(subject, credential) || self.is_identity(subject))
     }
 
     /// Whether somebody with a good token may still use the resource API: nobody disabled, and of the built-in issuer's
     /// nobody deleted.
     pub fn is_welcome(&self, issuer: Option<&Issuer>, identity: &Identity) -> bool {
-        !self.policy.is_disabled(&identity.username) && self.is_known(issuer, &identity.issuer, &identity.subject)
+        !self.policy.is_disabled(&identity.username)
+            && self.is_known(issuer, &identity.issuer, &identity.subject, identity.credential.as_deref())
     }
 
     /// Whether the built-in issuer, if it is the one of this configured name, has somebody of this `sub` who is not
-    /// disabled.
-    pub fn is_known(&self, issuer: Option<&Issuer>, name: &str, subject: &str) -> bool {
+    /// disabled, and what they signed in with still holds, where it is known.
+    pub fn is_known(&self, issuer: Option<&Issuer>, name: &str, subject: &str, credential: Option<&str>) -> bool {
         let url = self.issuer_url(name);
         let own = issuer.filter(|issuer| url == Some(issuer.settings().url.as_str()));
-        own.is_none_or(|issuer| issuer.is_in_force(subject) || self.is_identity(subject))
+        own.is_none_or(|issuer| issuer.is_in_force(subject, credential) || self.is_identity(subject))
     }
 
     fn may_reach(&self, principal: &Principal, cluster: Option<&ClusterRef>) -> Result<(), DenialReason> {

@@ -14,6 +14,7 @@ use std::{
     time::Duration,
 };
 
+use ::catalogue::index::ExtensionType;
 use daemon::Shutdown;
 use futures_util::future::join_all;
 use serde_json::Value;
@@ -27,6 +28,7 @@ use crate::{
     control::Control,
     metrics::Metrics,
     resources::connected_cluster,
+    skew,
     store::{
         agents::Agent,
         batch::{Batch, Expect},
@@ -154,9 +156,11 @@ async fn planned(control: &Control) -> Result<Planned, String> {
     let (index, settings, so_far) = (control.catalogue(), control.settings.upgrades.clone(), said.clone());
     // All clusters of all tenants in one piece.
     let planning = aside(move || {
-        let offer = match &index {
-            None => Offer::Unknown,
-            Some(index) => index.types.iter().find(|kind| kind.name == TYPE).map_or(Offer::Nothing, Offer::Of),
+        let offered = index.as_ref().and_then(|index| index.types.iter().find(|kind| kind.name == TYPE)).map(served);
+        let offer = match (&index, &offered) {
+            (None, _) => Offer::Unknown,
+            (Some(_), None) => Offer::Nothing,
+            (Some(_), Some(kind)) => Offer::Of(kind),
         };
         let plan = plan::plan(&members, offer, &settings, &so_far, now_ms);
         let changed: HashSet<&str> =
@@ -166,6 +170,14 @@ async fn planned(control: &Control) -> Result<Planned, String> {
     });
     let (plan, all) = planning.await.map_err(|error| error.to_string())?;
     Ok((plan, all, said))
+}
+
+/// Of the catalogue's versions those that this gateway serves. A newer one waits for an upgrade of the gateway, and is
+/// noted for nobody before that.
+fn served(kind: &ExtensionType) -> ExtensionType {
+    let mut kind = kind.clone();
+    kind.versions.retain(|release| skew::judge(&release.version.number().to_string()).refused().is_none());
+    kind
 }
 
 /// A cluster whose agents are the gateway's to upgrade: one that the API manages and that has agents.

@@ -1,13 +1,16 @@
 //! The previous release beside this one (docs/features.md U4): its agent at this gateway, and this agent at its gateway, on
 //! every carrier. `make test-full` builds the previous release from its commit and names the folder of its programs.
 
-use std::{path::PathBuf, time::Duration};
+use std::{path::PathBuf, process::Command, time::Duration};
 
 use anyhow::{Context, ensure};
 use libtest_mimic::Trial;
+use serde_json::{Value, json};
 use tests::{
     case::{Needs, case, full},
-    stack::{CARRIERS, Plan, Stack, grant_in_cluster},
+    programs::run,
+    replicas::Replicas,
+    stack::{CARRIERS, Plan, Stack, grant_in_cluster, note_secret},
 };
 
 /// The folder of the previous release's programs.
@@ -33,12 +36,60 @@ pub fn tests() -> Vec<Trial> {
             ),
         ]
     };
-    CARRIERS.into_iter().flat_map(of_carrier).collect()
+    let database =
+        case("released::t12_the_previous_gateway_is_refused_by_a_database_of_this_one", Needs::Nothing, database);
+    CARRIERS.into_iter().flat_map(of_carrier).chain([database]).collect()
+}
+
+fn previous() -> anyhow::Result<PathBuf> {
+    let folder = std::env::var_os(PROGRAMS).map(PathBuf::from);
+    folder.with_context(|| format!("{PROGRAMS} names no folder: run `make test-full`"))
+}
+
+/// The previous release does not start on tables that this one has changed: it says so, changes nothing, and the gateway
+/// that runs there goes on.
+fn database() -> anyhow::Result<()> {
+    let replicas = Replicas::start("released-database", 1, "")?;
+    let owner = replicas.owner()?;
+    let group = format!("/subscriptions/{}/resourceGroups/g?api-version=2021-04-01", replicas.text("subscription"));
+    let at = replicas.address(0);
+    let said = replicas.call(at, &owner, "PUT", &group, &json!({"location": "local"}))?;
+    ensure!(said.status == 201, "{}", said.head);
+    let tables = || {
+        let said = "SELECT version, checksum FROM _sqlx_migrations ORDER BY version";
+        replicas.postgres.administer(&format!("psql -Atc '{said}' towline"))
+    };
+    let before = tables()?;
+    let (program, private) = (previous()?.join("towline-gateway"), tempfile::tempdir()?);
+    let folder = private.path().join("gateway");
+    let mut init = Command::new(&program);
+    init.args([
+        "init",
+        "--url",
+        "https://gateway.example.org:8443",
+        "--listen",
+        "127.0.0.1:0",
+        "--admin",
+        "127.0.0.1:0",
+    ]);
+    let made: Value = serde_json::from_str(&run(init.arg("--directory").arg(&folder), SLOW)?.ok()?)?;
+    note_secret(made["clientSecret"].as_str().context("no clientSecret")?)?;
+    std::fs::copy(replicas.folder(0).join("postgres.url"), folder.join("postgres.url"))?;
+    let config = folder.join("gateway.toml");
+    let text = std::fs::read_to_string(&config)?;
+    let store = text.lines().find(|line| line.starts_with("store_file")).context("no store_file")?;
+    std::fs::write(&config, text.replace(store, "postgres_url_file = \"postgres.url\""))?;
+    let ended = run(Command::new(&program).arg("--config").arg(&config), SLOW)?;
+    let said = ended.err.as_str();
+    eprintln!("   {}", said.lines().last().unwrap_or_default());
+    ensure!(ended.code != Some(0) && said.contains("migration"), "{said}");
+    ensure!(tables()? == before, "it changed the tables");
+    ensure!(replicas.call(at, &owner, "GET", &group, &Value::Null)?.status == 200, "the gateway goes on");
+    Ok(())
 }
 
 fn beside(carrier: &'static str, older_gateway: bool) -> anyhow::Result<()> {
-    let folder = std::env::var_os(PROGRAMS).map(PathBuf::from);
-    let folder = folder.with_context(|| format!("{PROGRAMS} names no folder: run `make test-full`"))?;
+    let folder = previous()?;
     grant_in_cluster()?;
     let name = format!("released-{}-{carrier}", if older_gateway { "gateway" } else { "agent" });
     let (gateway_of, agent_of) =

@@ -15,7 +15,7 @@ use libtest_mimic::Trial;
 use serde_json::{Value, json};
 use tests::{
     apiserver::{Apiserver, answer},
-    case::{Needs, alone, case},
+    case::{Needs, alone, case, full, waits},
     kubectl::Kubectl,
     postgres::{Postgres, Wire},
     programs::{binary, eventually, pause_after, run, scratch},
@@ -25,7 +25,14 @@ use tests::{
 };
 
 pub fn tests() -> Vec<Trial> {
-    vec![
+    let long = full().then(|| {
+        waits(
+            "replicas::t12_a_replica_that_is_cut_off_for_a_minute_is_fenced_and_comes_back",
+            Needs::Namespaces,
+            cut_off,
+        )
+    });
+    let short = vec![
         case("replicas::t12_any_replica_reaches_a_cluster_over_one_hop", Needs::Cluster, hop),
         case("replicas::t12_a_withdrawal_is_answered_when_all_replicas_know_it", Needs::Nothing, withdrawal),
         alone("replicas::t12_sessions_are_listed_extended_and_ended_at_any_replica", Needs::Nothing, sessions),
@@ -37,7 +44,8 @@ pub fn tests() -> Vec<Trial> {
         case("replicas::t12_postgresql_fails_and_recovers_under_load", Needs::Nothing, database_fails),
         alone("replicas::t12_a_promoted_standby_is_followed_and_a_vanished_server_is_left", Needs::Nothing, standby),
         case("replicas::t12_idle_replicas_send_two_statements_a_second_at_most", Needs::Nothing, idle),
-    ]
+    ];
+    short.into_iter().chain(long).collect()
 }
 
 /// The replicas that have a tunnel of the cluster, once there are `at_least`.
@@ -605,6 +613,134 @@ fn database_away() -> anyhow::Result<()> {
         })?;
     }
     Ok(())
+}
+
+/// A replica loses the database and the other replicas for a minute, while its users and agents still reach it. It goes on
+/// with what it knows for `stale_for`, and is named by whoever writes meanwhile; then it refuses connections. The others
+/// reach the cluster by its other tunnel. It comes back with all that was withdrawn.
+fn cut_off() -> anyhow::Result<()> {
+    const CUT: Duration = Duration::from_secs(60);
+    let apiserver = Apiserver::plain(&scratch("replicas-cut-off-apiserver"))?;
+    let replicas = Replicas::start_apart("replicas-cut-off", 3, "stale_for = \"20s\"")?;
+    let site = replicas.connect("cut-off", &apiserver.kubeconfig, "h2", "")?;
+    let (owner, token) = (replicas.owner()?, replicas.owner_for(&site.id.audience())?);
+    known_everywhere(&replicas, &site, &token)?;
+    let cut_number = holders(&replicas, &site, 2)?[0];
+    let others: Vec<usize> = (0..replicas.count()).filter(|number| *number != cut_number).collect();
+    let name = replicas.name(cut_number).to_owned();
+    let at = replicas.address(others[0]).to_owned();
+    let (robot, path, given) = a_robot(&replicas, &site, &owner, &at)?;
+    let at_cut = |token: &str| replicas.get(replicas.address(cut_number), &site, token, "/version");
+    eventually("the robot gets in", Duration::from_secs(20), || Ok(at_cut(&robot)?.status == 200))?;
+    let unconfirmed = |answer: &tests::raw::Answer| {
+        answer.header("x-towline-unconfirmed-by").is_some_and(|names| names.contains(name.as_str()))
+    };
+
+    let begun = Instant::now();
+    let cut = replicas.cut_off(cut_number)?;
+    // A right that is taken away: the cut off replica cannot know it, and is named for as long as it may go on.
+    let said = replicas.call(&at, &owner, "DELETE", &path, &Value::Null)?;
+    ensure!(matches!(said.status, 200 | 204) && unconfirmed(&said), "{}", said.head);
+    ensure!(at_cut(&robot)?.status == 200, "it goes on with what it knows");
+    // The others see the cluster through its other tunnel, once the silent links are given up.
+    let mut failed = 0;
+    for number in &others {
+        eventually("the other tunnel is used", Duration::from_secs(60), || {
+            let good = replicas.get(replicas.address(*number), &site, &token, "/version")?.status == 200;
+            failed += usize::from(!good);
+            Ok(good && links(&replicas, *number)? == 4)
+        })
+        .with_context(|| replicas.tails())?;
+    }
+    eprintln!("   {failed} requests failed before, {:?} after the cut", begun.elapsed());
+    let is_connected = || -> anyhow::Result<bool> {
+        let said = replicas.call(&at, &owner, "GET", &format!("{}?api-version=2024-01-01", site.id), &Value::Null)?;
+        Ok(said.json()?["properties"]["connectivityStatus"] == "Connected")
+    };
+    let (mut named, mut fenced) = (0, None);
+    let is_fenced = || {
+        let is_ready = replicas.admin_get(cut_number, "/readyz").is_ok_and(|said| said.trim() == "ready");
+        !is_ready && std::net::TcpStream::connect(replicas.address(cut_number)).is_err()
+    };
+    // All the time, and until a minute is over.
+    eventually("a minute is over", CUT * 2, || {
+        for number in &others {
+            let said = replicas.get(replicas.address(*number), &site, &token, "/version")?;
+            ensure!(
+                said.status == 200,
+                "{}: {} ({:?} after the cut)",
+                replicas.name(*number),
+                said.head,
+                begun.elapsed()
+            );
+            let said = replicas.get(replicas.address(*number), &site, &robot, "/version")?;
+            ensure!(said.status == 403, "{}: {}", replicas.name(*number), said.head);
+        }
+        ensure!(is_connected()?, "a tunnel is up");
+        // Whoever writes is told of the one that may let somebody in by what it knew. Asked before: it may be fenced
+        // between the two.
+        let said = replicas.call(&at, &owner, "PUT", &path, &given)?;
+        ensure!(matches!(said.status, 200 | 201), "{}", said.head);
+        named += usize::from(unconfirmed(&said));
+        let said = replicas.call(&at, &owner, "DELETE", &path, &Value::Null)?;
+        ensure!(unconfirmed(&said) || is_fenced(), "{name} goes on, and is not named: {}", said.head);
+        if fenced.is_none() && is_fenced() {
+            fenced = Some(begun.elapsed());
+        }
+        Ok(begun.elapsed() >= CUT && fenced.is_some())
+    })
+    .with_context(|| replicas.tails())?;
+    ensure!(named > 0, "{name} is named while it goes on");
+    // The agents that it had are at the others.
+    ensure!(holders(&replicas, &site, 2)?.iter().all(|number| *number != cut_number), "a fenced replica has no tunnel");
+    let said = replicas.call(&at, &owner, "DELETE", &path, &Value::Null)?;
+    ensure!(!unconfirmed(&said), "a fenced replica is not waited for: {}", said.head);
+    eprintln!("   fenced after {:?}, named by {named} writes", fenced.unwrap_or_default());
+
+    drop(cut);
+    let back = Instant::now();
+    eventually("it is ready again", Duration::from_secs(60), || {
+        Ok(replicas.admin_get(cut_number, "/readyz").is_ok_and(|said| said.trim() == "ready"))
+    })
+    .with_context(|| replicas.tails())?;
+    eprintln!("   ready again after {:?}", back.elapsed());
+    eventually("it takes connections", Duration::from_secs(20), || Ok(at_cut(&robot).is_ok()))?;
+    ensure!(at_cut(&robot)?.status == 403, "what was withdrawn meanwhile is known there");
+    eventually("it reaches the cluster", Duration::from_secs(20), || Ok(at_cut(&token)?.status == 200))?;
+    let said = replicas.call(&at, &owner, "PUT", &path, &given)?;
+    ensure!(matches!(said.status, 200 | 201) && !unconfirmed(&said), "{}", said.head);
+    ensure!(at_cut(&robot)?.status == 200, "it knows what is given from then on");
+    Ok(())
+}
+
+/// Links that one keeps to others; four to each.
+fn links(replicas: &Replicas, number: usize) -> anyhow::Result<usize> {
+    let metrics = replicas.admin_get(number, "/metrics")?;
+    let line = metrics.lines().find_map(|line| line.strip_prefix("gateway_links_open "));
+    Ok(line.context("no gateway_links_open")?.trim().parse()?)
+}
+
+/// A service principal that may see the cluster: its token for that, and the role assignment by its path and content.
+fn a_robot(replicas: &Replicas, site: &Site, owner: &str, at: &str) -> anyhow::Result<(String, String, Value)> {
+    let principals = "/providers/Microsoft.Authorization/servicePrincipals?api-version=2022-04-01";
+    let made = replicas.call(at, owner, "POST", principals, &json!({"displayName": "robot"}))?;
+    ensure!(matches!(made.status, 200 | 201), "{}", String::from_utf8_lossy(&made.body));
+    let made = made.json()?;
+    let text = |key: &str| made[key].as_str().map(str::to_owned).with_context(|| format!("no {key}: {made}"));
+    let (client, secret, object) = (text("clientId")?, text("clientSecret")?, text("objectId")?);
+    note_secret(&secret)?;
+    let token = replicas.token_of(at, (&client, &secret), &site.id.audience())?;
+    let given = json!({"properties": {
+        "roleDefinitionId": "/providers/Microsoft.Authorization/roleDefinitions/00493d72-78f6-4148-b6c5-d3ce8e4799dd",
+        "principalId": object, "principalType": "ServicePrincipal",
+    }});
+    let path = format!(
+        "{}/providers/Microsoft.Authorization/roleAssignments/44444444-4444-4444-8444-444444444440?api-version=2022-04-01",
+        site.id.as_str()
+    );
+    let said = replicas.call(at, owner, "PUT", &path, &given)?;
+    ensure!(said.status == 201, "{}", String::from_utf8_lossy(&said.body));
+    Ok((token, path, given))
 }
 
 /// PostgreSQL fails three times while users ask and groups are written: no request to the cluster fails, and no write

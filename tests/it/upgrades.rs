@@ -56,20 +56,20 @@ struct Broken {
 }
 
 const BROKEN: [Broken; 4] = [
-    Broken { version: "0.91.1", fault: "image", reasons: &["ImagePull"], times: QUICK },
-    Broken { version: "0.91.2", fault: "start", reasons: &["DoesNotStart"], times: QUICK },
-    Broken { version: "0.91.3", fault: "silent", reasons: &["NotReady", "NotHeard"], times: QUICK },
+    Broken { version: "0.3.911", fault: "image", reasons: &["ImagePull"], times: QUICK },
+    Broken { version: "0.3.912", fault: "start", reasons: &["DoesNotStart"], times: QUICK },
+    Broken { version: "0.3.913", fault: "silent", reasons: &["NotReady", "NotHeard"], times: QUICK },
     Broken { version: CRASHES, fault: "crash", reasons: &["Crash"], times: PATIENT },
 ];
 /// The one that is repaired and tried again.
-const CRASHES: &str = "0.91.4";
+const CRASHES: &str = "0.3.914";
 /// The version that the gateway gives by itself, of a train that has no other; it needs more rights.
-const WAVE: &str = "0.92.0";
+const WAVE: &str = "0.3.920";
 const TRAIN: &str = "Waves";
 /// The namespace of what is open meanwhile.
 const OPEN: &str = "view-only";
 /// The version that a deletion meets half-way.
-const CUT_OFF: &str = "0.92.1";
+const CUT_OFF: &str = "0.3.921";
 
 /// The blocks of commands of the guide, in their order.
 struct Guide {

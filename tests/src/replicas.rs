@@ -4,6 +4,7 @@
 use std::{
     io::{Read, Write},
     net::{Shutdown, SocketAddr, TcpListener, TcpStream},
+    os::unix::process::CommandExt as _,
     path::{Path, PathBuf},
     process::{Command, Stdio},
     sync::{
@@ -28,6 +29,8 @@ use crate::{
 
 /// The user of the database, and its name.
 const DATABASE: &str = "towline";
+/// Groups of processes that can be cut off: this, and the port of each.
+const FIRST_GROUP: u32 = 700_000;
 /// The resource group that clusters are in.
 const GROUP: &str = "edge";
 
@@ -37,6 +40,10 @@ struct Replica {
     /// Where users and agents reach it.
     listen: String,
     admin: String,
+    /// Where other replicas reach it.
+    peers: String,
+    /// The group that its process has for itself.
+    group: Option<u32>,
     folder: PathBuf,
     program: Mutex<Option<Program>>,
 }
@@ -53,6 +60,18 @@ pub struct Replicas {
     made: Value,
     replicas: Vec<Replica>,
     private: tempfile::TempDir,
+}
+
+/// Nothing gets through to a replica and from it; see [`Replicas::cut_off`].
+pub struct CutOff {
+    /// The rules that drop it.
+    table: String,
+}
+
+impl Drop for CutOff {
+    fn drop(&mut self) {
+        let _ = Command::new("nft").args(["delete", "table", "inet", &self.table]).status();
+    }
 }
 
 /// A cluster, with its agent.
@@ -83,13 +102,32 @@ impl Replicas {
         Self::start_on(dir, (postgres, port), count, more, edit)
     }
 
-    /// The same on a database that was started already, which they reach at another port of this machine.
+    /// Starts `count` that can be cut off ([`Self::cut_off`]), for which one must be root.
+    pub fn start_apart(name: &str, count: usize, more: &str) -> anyhow::Result<Self> {
+        let dir = scratch(name);
+        let postgres = Postgres::start(&dir.join("postgres.log"))?;
+        let port = postgres.port();
+        Self::made_on(dir, (postgres, port), count, more, str::to_owned, true)
+    }
+
+    /// As [`Self::start_with`], on a database that was started already, which they reach at another port of this machine.
     pub fn start_on(
+        dir: PathBuf,
+        database: (Postgres, u16),
+        count: usize,
+        more: &str,
+        edit: impl Fn(&str) -> String,
+    ) -> anyhow::Result<Self> {
+        Self::made_on(dir, database, count, more, edit, false)
+    }
+
+    fn made_on(
         dir: PathBuf,
         (postgres, port): (Postgres, u16),
         count: usize,
         more: &str,
         edit: impl Fn(&str) -> String,
+        apart: bool,
     ) -> anyhow::Result<Self> {
         let private = tempfile::tempdir()?;
         let password = "a-pass-word-of-replicas";
@@ -134,7 +172,9 @@ impl Replicas {
             let text = text.replace(&listen, &own).replace(&admin, &own_admin);
             let section = format!("\n[replicas]\nname = \"{name}\"\nlisten = \"{peers}\"\n");
             std::fs::write(folder.join("gateway.toml"), format!("{text}{section}{more}\n"))?;
-            this.replicas.push(Replica { name, listen: own, admin: own_admin, folder, program: Mutex::default() });
+            let group = apart.then(|| FIRST_GROUP + u32::from(own_port(&own).unwrap_or_default()));
+            let program = Mutex::default();
+            this.replicas.push(Replica { name, listen: own, admin: own_admin, peers, group, folder, program });
             this.start_again(number)?;
         }
         Ok(this)
@@ -170,6 +210,11 @@ impl Replicas {
         self.private.path().join("first/ca")
     }
 
+    /// The folder of one, with its configuration.
+    pub fn folder(&self, number: usize) -> &Path {
+        &self.replicas[number].folder
+    }
+
     /// The process of one that runs.
     pub fn pid(&self, number: usize) -> anyhow::Result<u32> {
         let replica = &self.replicas[number];
@@ -186,6 +231,9 @@ impl Replicas {
         let replica = &self.replicas[number];
         let mut command = Command::new(binary("towline-gateway"));
         command.arg("--config").arg(replica.folder.join("gateway.toml")).stdout(Stdio::null());
+        if let Some(group) = replica.group {
+            command.gid(group);
+        }
         let program = Program::start("towline-gateway", command, &self.dir.join(format!("{}.log", replica.name)))?;
         eventually(&format!("{} is ready", replica.name), Duration::from_secs(60), || {
             Ok(admin_call(&replica.admin, "GET", "/readyz").is_ok_and(|body| body.trim() == "ready"))
@@ -199,6 +247,27 @@ impl Replicas {
     /// Ends one as `kill -9` does. What is in front of it finds out by itself.
     pub fn kill(&self, number: usize) {
         *hold(&self.replicas[number].program) = None;
+    }
+
+    /// Has nothing get through any more between one and the database and the others, not even the end of a connection, until
+    /// what this returns is dropped. Users and agents still reach it.
+    pub fn cut_off(&self, number: usize) -> anyhow::Result<CutOff> {
+        let own = &self.replicas[number];
+        let group = own.group.context("it has no group of its own: start_apart")?;
+        let mut ports = vec![self.postgres.port()];
+        for other in self.replicas.iter().filter(|other| other.name != own.name) {
+            ports.push(own_port(&other.peers)?);
+        }
+        let ports: Vec<String> = ports.iter().map(u16::to_string).collect();
+        let (ports, peers) = (ports.join(", "), own_port(&own.peers)?);
+        let cut = CutOff { table: format!("towline-cut-{peers}") };
+        let rules = format!(
+            "table inet {} {{ chain out {{ type filter hook output priority 0; \
+             meta skgid {group} tcp dport {{ {ports} }} drop; tcp dport {peers} drop; tcp sport {peers} drop; }} }}",
+            cut.table
+        );
+        run(Command::new("nft").arg(rules), Duration::from_secs(30))?.ok()?;
+        Ok(cut)
     }
 
     /// Sends one a signal by name: `STOP` and `CONT` let it stand still.
@@ -404,6 +473,10 @@ impl Drop for Replicas {
 
 fn hold<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn own_port(address: &str) -> anyhow::Result<u16> {
+    Ok(address.parse::<SocketAddr>()?.port())
 }
 
 fn private_file(path: &Path) -> anyhow::Result<()> {

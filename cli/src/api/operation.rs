@@ -102,7 +102,7 @@ impl Api {
         match timeout(wait.limit, until_ended(look, &answer.headers, what, &progress)).await {
             Ok(result) => result,
             Err(_) => Err(Failure::from(TimedOut { what: what.to_owned(), limit: wait.limit })
-                .hint("it goes on by itself; ask again later")),
+                .hint("it goes on by itself; towline show says how far it is")),
         }
     }
 

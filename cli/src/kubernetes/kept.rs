@@ -96,6 +96,28 @@ impl Gathered {
         }
         Ok((told.kept()?, told.belongs()?))
     }
+
+    /// This object, as it was gathered.
+    pub fn find(&self, object: &Value) -> Option<&Value> {
+        let is = |one: &&Value| one["kind"] == object["kind"] && one["metadata"]["name"] == object["metadata"]["name"];
+        self.objects.iter().find(is)
+    }
+
+    /// Which objects are not as they were gathered: somebody has told the agents something else since.
+    pub fn changed(&self, now: &Self) -> Vec<String> {
+        let named = |object: &Value| Place::of_manifest(object).map(|place| place.to_string()).unwrap_or_default();
+        let other = self.objects.iter().filter(|was| now.find(was).is_none_or(|now| is_another(was, now)));
+        let new = now.objects.iter().filter(|now| self.find(now).is_none());
+        other.chain(new).map(named).collect()
+    }
+}
+
+/// Whether an object is another one, or has other content, than it was: by what the apiserver counts. What is only told of
+/// a Deployment's pods is no other content.
+pub fn is_another(was: &Value, now: &Value) -> bool {
+    let counted = if was["kind"] == DEPLOYMENT.name { "generation" } else { "resourceVersion" };
+    let of = |object: &Value| [object["metadata"]["uid"].clone(), object["metadata"][counted].clone()];
+    of(was) != of(now)
 }
 
 /// What guard was told.

@@ -23,7 +23,7 @@ use crate::{
     control::{Control, tell},
     metrics::Enrolled,
     resources::connected_cluster::{self as cluster, fingerprint, key_name},
-    skew::{self, Skew},
+    skew,
     store::{
         agents::{Certified, Kept},
         resources::Stored,
@@ -86,10 +86,10 @@ async fn enrolled(call: &Call, visitor: &Visitor) -> Result<Reply, ApiError> {
     if stored.is_deleting() {
         return Err(deleted(&id));
     }
-    if skew::judge(&message.agent_version) == Skew::TooOld {
+    if let Some(code) = skew::judge(&message.agent_version).refused() {
         tell::of_version(control, &id, &message.agent_version).await;
         let message = skew::refusal(&message.agent_version);
-        return Err(ApiError::bad_request(codes::AGENT_TOO_OLD, message).at("agentVersion"));
+        return Err(ApiError::bad_request(code, message).at("agentVersion"));
     }
     let Some(principal) = cluster::principal(&stored) else {
         let message = format!("The resource {id} has no identity; write it with identity.type SystemAssigned.");

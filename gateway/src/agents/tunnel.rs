@@ -1,7 +1,7 @@
 //! Exchanges on streams of role `agent-api` that an agent opens on its tunnel. Who asks is who the tunnel's certificate
 //! says; no message names a cluster.
 
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use http::Method;
 use tokio::sync::Semaphore;
@@ -15,6 +15,7 @@ use tunnel::{
 };
 use types::{
     agent_api::{EGRESS_ROLE, ROLE},
+    api::ResourceId,
     ids::ClusterKey,
     limits,
 };
@@ -22,7 +23,7 @@ use types::{
 use super::{Agent, Call, OF_TUNNELS, Reply, answered, busy, certificate, egress, find, in_time, named, query, whole};
 use crate::{
     api_error::ApiError,
-    control::Control,
+    control::{Control, turns::Bodies},
     core::{AgentStreams, Core},
     fleet::{
         asked::{Asked, EXCHANGES_OF_CLUSTER, OfCluster},
@@ -34,13 +35,13 @@ use crate::{
 const EXCHANGES: usize = 32;
 /// Connections to other hosts, and refusals of such, of one tunnel at once. Each cluster may have fewer connections.
 const EGRESS: usize = 64;
-/// Exchanges of all tunnels whose bodies are held at once.
+/// Exchanges of all tunnels whose bodies are read at once.
 const BODIES_OF_ALL: usize = 512;
 /// How long an answer may wait for its reader, beside the time that its bytes take at the lowest rate.
 const ANSWER_DEADLINE: std::time::Duration = std::time::Duration::from_secs(30);
 /// Bytes in a second that are waited for: a chart of 20 MiB may take almost 6 minutes.
 const LOWEST_RATE: u64 = 64 * 1024;
-static ALL_BODIES: Semaphore = Semaphore::const_new(BODIES_OF_ALL);
+static ALL_BODIES: LazyLock<Bodies> = LazyLock::new(|| Bodies::at_once(BODIES_OF_ALL));
 
 /// The exchanges of one tunnel.
 pub struct Exchanges {
@@ -156,15 +157,16 @@ async fn serve(
     let _place = place.map_err(|_| busy(&format!("{EXCHANGES_OF_CLUSTER} exchanges of this cluster's agents")))?;
     core.agents.by_cluster(tunnel.cluster.key, route.path, route.rate)?;
     let ended = |_| ApiError::internal("bodies are read no more");
-    let (_own, _all, body) = if http_body::Body::is_end_stream(&body) {
-        (None, None, bytes::Bytes::new())
+    let id = &tunnel.cluster.id;
+    let (_own, body) = if http_body::Body::is_end_stream(&body) {
+        (None, bytes::Bytes::new())
     } else {
         let own = cluster.bodies.acquire().await.map_err(ended)?;
-        let turn = tokio::time::timeout(super::BODY_DEADLINE, ALL_BODIES.acquire()).await;
-        let all = turn.map_err(|_| busy(&format!("{BODIES_OF_ALL} bodies")))?.map_err(ended)?;
-        (Some(own), Some(all), whole(body, route.body_bytes).await?)
+        // Who may connect clusters in a resource group has as many as they like, and one place for each would be all.
+        let party = ResourceId::parse(id.as_str()).ok().and_then(|id| id.parent()).map(|group| group.key().to_owned());
+        let mut place = ALL_BODIES.take(id.as_str(), party.unwrap_or_default()).await?;
+        (Some(own), place.keep(whole(body, route.body_bytes)).await?)
     };
-    let id = &tunnel.cluster.id;
     core.snapshots.load().serves(id, &tunnel.names).map_err(|gone| certificate::refused(&gone))?;
     let call = Call { core, control, query: query(asked.query), body };
     let (names, authority) = (tunnel.names.clone(), tunnel.authority.clone());

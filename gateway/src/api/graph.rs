@@ -40,22 +40,25 @@ impl Question {
     }
 }
 
-/// Answers a question; `body` is that of [`Question::ByIds`].
-pub fn answer(call: &Call<'_>, question: Question, body: &Map<String, Value>) -> Result<Response<Body>, ApiError> {
+/// Goes on only if the question may be asked: names are for those who have some right here.
+pub fn authorize(call: &Call<'_>, question: Question) -> Result<(), ApiError> {
     let method = if question == Question::ByIds { Method::POST } else { Method::GET };
     if call.method != method {
         return Err(ApiError::method_not_allowed("it is another one").with(header::ALLOW, method.as_str()));
     }
+    let action = "Microsoft.Authorization/roleAssignments/read";
+    let may = question == Question::Me || call.may_below(action, &Scope::root());
+    may.then_some(()).ok_or_else(|| call.forbidden(action, "/"))
+}
+
+/// Answers a question; `body` is that of [`Question::ByIds`].
+pub fn answer(call: &Call<'_>, question: Question, body: &Map<String, Value>) -> Result<Response<Body>, ApiError> {
+    authorize(call, question)?;
     if question == Question::Me {
         let identity = call.identity()?;
         let (id, name) = (&identity.principal, &identity.username);
         let body = json!({"id": id, "displayName": name, "userPrincipalName": name});
         return Ok(json(StatusCode::OK, &body));
-    }
-    // Names are for those who have some right here.
-    let action = "Microsoft.Authorization/roleAssignments/read";
-    if !call.may_below(action, &Scope::root()) {
-        return Err(call.forbidden(action, "/"));
     }
     let wanted = match question {
         Question::ByIds => ids(body)?,

@@ -172,7 +172,9 @@ fn resource(post: bool, segments: &[&str], words: &[&str]) -> Result<Route, Inva
     let join = |segments: &[&str]| ResourceId::parse(&format!("/{}", segments.join("/")));
     let (last, rest) = segments.split_last().expect("it begins with /subscriptions");
     if post {
-        return Ok(Route::Action(join(rest)?, (*last).to_owned()));
+        // A resource itself takes no POST, which is said where it is served.
+        let action = join(rest).map(|id| Route::Action(id, (*last).to_owned()));
+        return action.or_else(|error| join(segments).map(Route::Resource).map_err(|_| error));
     }
     if words.last() == Some(&"resources")
         && let Ok(scope) = join(rest)
@@ -270,7 +272,7 @@ mod tests {
         {
             assert!(parse(&Method::GET, bad).is_err(), "{bad}");
         }
-        assert!(parse(&Method::POST, CLUSTER).is_err());
+        assert!(matches!(parse(&Method::POST, CLUSTER), Ok(Some(Route::Resource(_)))));
         // Nothing of ours is that long, and it is not taken apart to find out.
         assert_eq!(parse(&Method::GET, &"/a".repeat(PATH_BYTES)), Err(InvalidId::TooLong));
     }

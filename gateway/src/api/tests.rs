@@ -29,6 +29,7 @@ mod sessions;
 mod size;
 mod source_control_configurations;
 mod upgrades;
+mod withdrawn;
 use types::instants::instant;
 
 use super::*;
@@ -858,7 +859,7 @@ async fn requests_that_make_no_sense_get_the_envelope() {
         ("GET", "/subscriptions/x/y?api-version=2024-01-01".to_owned(), 400, "InvalidResourceId"),
         ("GET", path.replace("connectedClusters", "others"), 404, "InvalidResourceType"),
         ("POST", format!("{bare}/explode?{VERSION}"), 404, "InvalidResourceType"),
-        ("POST", path.clone(), 400, "InvalidResourceId"),
+        ("POST", path.clone(), 405, "MethodNotAllowed"),
         ("GET", format!("{bare}/listClusterUserCredential?{VERSION}"), 405, "MethodNotAllowed"),
         ("DELETE", format!("{bare}/listclusterusercredential?{VERSION}"), 405, "MethodNotAllowed"),
         ("PUT", format!("/subscriptions/{SUBSCRIPTION}?api-version=2022-12-01"), 405, "MethodNotAllowed"),

@@ -989,6 +989,7 @@ where
     call.authorize(kind.permission(action).unwrap_or(&usual), id)?;
     let body = body::read_or_nothing(call, body).await?;
     read::in_subscription(call, id)?;
+    let _turn = if kind.acts_alone(action) { Some(rights_turn(call).await?) } else { None };
     let resource = resources::get(call.control, id).await?.ok_or_else(|| ApiError::resource_not_found(id))?;
     call.may_still().await?;
     let acting = Acting {

@@ -13,10 +13,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
 use crate::api_error::ApiError;
 
-/// Bodies that are read at once.
-const BODIES: usize = 64;
-/// The same of one caller.
-const BODIES_OF_ONE: usize = 8;
+/// Bodies of the resource API that are read at once, and of one caller.
+const BODIES: Bounds = Bounds { at_once: 64, of_one_caller: 8 };
 /// Lists that other replicas are asked for at once, and of one caller: each of them may answer with 16 MiB.
 const LISTS: Bounds = Bounds { at_once: 4, of_one_caller: 1 };
 /// How long a request waits for its turn.
@@ -104,6 +102,7 @@ fn full(what: &str, whose: &str, bound: usize) -> ApiError {
 /// Places of request bodies, which hold memory while they come. How long a body takes is up to who sends it, so that a
 /// place is not kept until then: where all are taken, whoever has most gives one to a newcomer.
 pub struct Bodies {
+    bounds: Bounds,
     callers: Callers,
     held: Arc<Mutex<Held>>,
 }
@@ -117,16 +116,26 @@ struct Held {
 /// The place of a body, until it is dropped.
 pub struct BodyPlace {
     _own: OwnedSemaphorePermit,
+    at_once: usize,
     number: u64,
     held: Arc<Mutex<Held>>,
     gone: oneshot::Receiver<()>,
 }
 
 impl Bodies {
-    /// No body is read yet.
-    pub fn new() -> Self {
-        let held = Held { next: 0, places: Shared::new(BODIES) };
-        Self { callers: Callers::new(BODIES_OF_ONE), held: Arc::new(Mutex::new(held)) }
+    /// Of the resource API.
+    pub fn of_requests() -> Self {
+        Self::new(BODIES)
+    }
+
+    /// Of so many at once, whose senders have bounds of their own.
+    pub fn at_once(at_once: usize) -> Self {
+        Self::new(Bounds { at_once, of_one_caller: at_once })
+    }
+
+    fn new(bounds: Bounds) -> Self {
+        let held = Held { next: 0, places: Shared::new(bounds.at_once) };
+        Self { bounds, callers: Callers::new(bounds.of_one_caller), held: Arc::new(Mutex::new(held)) }
     }
 
     /// A place for a body of `caller`, who belongs to `party`: it is parties that have shares, because one may have many
@@ -142,13 +151,7 @@ impl Bodies {
         held.next += 1;
         held.places.insert(party, number, stays);
         drop(held);
-        Ok(BodyPlace { _own: own, number, held: Arc::clone(&self.held), gone })
-    }
-}
-
-impl Default for Bodies {
-    fn default() -> Self {
-        Self::new()
+        Ok(BodyPlace { _own: own, at_once: self.bounds.at_once, number, held: Arc::clone(&self.held), gone })
     }
 }
 
@@ -160,7 +163,8 @@ impl BodyPlace {
             read = reading => read,
             _ = &mut self.gone => {
                 let message = format!(
-                    "{BODIES} requests {WITH_BODY} at once, the limit, and this one gave way to others; send it again."
+                    "{} requests {WITH_BODY} at once, the limit, and this one gave way to others; send it again.",
+                    self.at_once
                 );
                 Err(ApiError::of(StatusCode::TOO_MANY_REQUESTS, "TooManyRequests", message)
                     .with(header::RETRY_AFTER, "1"))
@@ -187,9 +191,9 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn who_holds_bodies_keeps_nobody_else_out_and_is_told() {
-        let bodies = Bodies::new();
+        let bodies = Bodies::of_requests();
         let mut held = Vec::new();
-        for _ in 0..BODIES_OF_ONE {
+        for _ in 0..BODIES.of_one_caller {
             held.push(bodies.take("slow", "slow".to_owned()).await.unwrap());
         }
         let refused = bodies.take("slow", "slow".to_owned()).await.err().unwrap();
@@ -209,22 +213,22 @@ mod tests {
     /// Eight service principals without any right held all places, and every other write was refused for half a minute.
     #[tokio::test(start_paused = true)]
     async fn a_newcomer_has_the_place_of_the_party_that_has_most() {
-        let bodies = Bodies::new();
+        let bodies = Bodies::of_requests();
         let party = |_: usize| "cluster of one tenant".to_owned();
         let mut held = Vec::new();
-        for number in 0..BODIES {
+        for number in 0..BODIES.at_once {
             held.push(bodies.take(&format!("identity {number}"), party(number)).await.unwrap());
         }
         let mut ours = bodies.take("ann", "ann".to_owned()).await.unwrap();
         let refused = held[0].keep(std::future::pending::<Result<(), _>>()).await.err().unwrap();
         assert_eq!((refused.status.as_u16(), refused.detail.code.as_str()), (429, "TooManyRequests"));
         // However many more they begin, it is theirs that give way.
-        for number in 0..BODIES {
+        for number in 0..BODIES.at_once {
             held.push(bodies.take(&format!("more {number}"), party(number)).await.unwrap());
         }
         assert!(ours.keep(async { Ok(()) }).await.is_ok());
         assert!(ours.gone.try_recv().is_err_and(|error| error == oneshot::error::TryRecvError::Empty));
-        assert_eq!(bodies.held.lock().unwrap().places.len(), BODIES);
+        assert_eq!(bodies.held.lock().unwrap().places.len(), BODIES.at_once);
     }
 
     /// Each list of sessions waited for all replicas and held what they said, however many somebody asked for.

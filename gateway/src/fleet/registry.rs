@@ -90,13 +90,22 @@ impl fmt::Display for LiveTunnel {
     }
 }
 
+/// A cluster whose agents were here.
+#[derive(Debug, Clone)]
+pub struct Touched {
+    /// Which.
+    pub cluster: ClusterRef,
+    /// Whether a tunnel of it came or went, or it was there all the time.
+    pub moved: bool,
+}
+
 /// The live tunnels.
 #[derive(Default)]
 pub struct Registry {
     by_cluster: DashMap<ClusterKey, Tunnels>,
     next: AtomicU64,
     /// Clusters with a tunnel that came or went, until somebody takes them; one entry for each.
-    touched: Mutex<HashMap<ClusterKey, ClusterRef>>,
+    touched: Mutex<HashMap<ClusterKey, Touched>>,
     changed: Notify,
     /// Told when a tunnel came.
     came: Notify,
@@ -223,14 +232,19 @@ impl Registry {
 
     /// Says that a cluster's agent was here just now, which is kept within a moment.
     pub fn touch(&self, cluster: &ClusterRef) {
-        self.note(cluster);
+        self.put_touched(cluster, true);
         self.changed.notify_one();
     }
 
-    /// The same, which is kept with all others' within the minute.
+    /// The cluster's agents are still here, which is kept with all others' within the minute, unless it was kept lately.
     pub fn note(&self, cluster: &ClusterRef) {
+        self.put_touched(cluster, false);
+    }
+
+    fn put_touched(&self, cluster: &ClusterRef, moved: bool) {
         let mut touched = self.touched.lock().unwrap_or_else(PoisonError::into_inner);
-        touched.insert(cluster.key, Arc::clone(cluster));
+        let one = touched.entry(cluster.key).or_insert_with(|| Touched { cluster: Arc::clone(cluster), moved });
+        *one = Touched { cluster: Arc::clone(cluster), moved: moved || one.moved };
     }
 
     /// Waits until there are clusters to take. For one who waits.
@@ -239,7 +253,7 @@ impl Registry {
     }
 
     /// Clusters whose agents were here since the last time.
-    pub fn take_touched(&self) -> Vec<ClusterRef> {
+    pub fn take_touched(&self) -> Vec<Touched> {
         let touched = std::mem::take(&mut *self.touched.lock().unwrap_or_else(PoisonError::into_inner));
         touched.into_values().collect()
     }

@@ -16,7 +16,6 @@ use super::{
     form::Form,
     page::{self, Flow, Page},
     respond::Refusal,
-    state::Wrong,
 };
 
 /// Under this name wrong user codes are counted; no user is called so.
@@ -115,17 +114,17 @@ impl Issuer {
         }
     }
 
-    /// A code that waits for a decision. Wrong ones are counted: there are not many letters in it.
+    /// A code that waits for a decision. Wrong ones are counted: there are not many letters in it. Each is counted before
+    /// it is looked up, and taken back if it is right: many that are typed at once do not slip past the count.
     async fn typed_code(&self, peer: IpAddr, form: &Form) -> Result<String, Refusal> {
-        let wrong = Wrong::Typed(USER_CODE);
-        self.not_guessing(peer, wrong).await?;
+        self.one_try(peer, USER_CODE).await?;
         let now = unix_seconds(self.now());
         if let Some(code) = form.get("user_code").and_then(user_code_of)
             && self.state.find_device(&code, now).await?.is_some()
         {
+            self.state.take_back(peer, USER_CODE).await?;
             return Ok(code);
         }
-        self.state.count(peer, wrong, now).await?;
         Err(Refusal::Request(
             "there is no device with this code, or it has expired; start the sign-in again on the device",
         ))

@@ -54,19 +54,31 @@ impl Failures {
 
     /// Whether there were too many failures to try again now.
     pub fn too_many(&self, peer: IpAddr, user: &str) -> bool {
-        let (windows, address) = (self.windows(), address(peer));
-        let count = |key| windows.get(&key).filter(|window| !window.is_over()).map_or(0, |window| window.failures);
-        count(Key::User(address, user.to_owned())) >= PER_USER || count(Key::Address(address)) >= PER_ADDRESS
+        are_too_many(&self.windows(), peer, user)
     }
 
     /// Counts a failed sign-in for the address, and for the user at that address.
     pub fn count(&self, peer: IpAddr, user: &str) {
-        let (mut windows, of, address) = (self.windows(), network(peer), address(peer));
-        windows.expire(&of, Window::is_over);
+        count_in(&mut self.windows(), peer, user);
+    }
+
+    /// Counts a try that may fail, unless there were too many: then it is false. Of many at once no more are told that they
+    /// may than there is room for.
+    pub fn may_try(&self, peer: IpAddr, user: &str) -> bool {
+        let mut windows = self.windows();
+        let may = !are_too_many(&windows, peer, user);
+        if may {
+            count_in(&mut windows, peer, user);
+        }
+        may
+    }
+
+    /// Takes back a try that did not fail.
+    pub fn take_back(&self, peer: IpAddr, user: &str) {
+        let (mut windows, address) = (self.windows(), address(peer));
         for key in [Key::User(address, user.to_owned()), Key::Address(address)] {
-            match windows.get_mut(&key).filter(|window| !window.is_over()) {
-                Some(window) => window.failures += 1,
-                None => drop(windows.insert(of, key, Window { failures: 1, began: Instant::now() })),
+            if let Some(window) = windows.get_mut(&key) {
+                window.failures = window.failures.saturating_sub(1);
             }
         }
     }
@@ -74,6 +86,23 @@ impl Failures {
     /// Forgets those of a user who has now signed in.
     pub fn forgive(&self, peer: IpAddr, user: &str) {
         self.windows().remove(&Key::User(address(peer), user.to_owned()));
+    }
+}
+
+fn are_too_many(windows: &Shared<Key, Window>, peer: IpAddr, user: &str) -> bool {
+    let address = address(peer);
+    let count = |key| windows.get(&key).filter(|window| !window.is_over()).map_or(0, |window| window.failures);
+    count(Key::User(address, user.to_owned())) >= PER_USER || count(Key::Address(address)) >= PER_ADDRESS
+}
+
+fn count_in(windows: &mut Shared<Key, Window>, peer: IpAddr, user: &str) {
+    let (of, address) = (network(peer), address(peer));
+    windows.expire(&of, Window::is_over);
+    for key in [Key::User(address, user.to_owned()), Key::Address(address)] {
+        match windows.get_mut(&key).filter(|window| !window.is_over()) {
+            Some(window) => window.failures += 1,
+            None => drop(windows.insert(of, key, Window { failures: 1, began: Instant::now() })),
+        }
     }
 }
 
@@ -93,6 +122,20 @@ mod tests {
         assert!(!failures.too_many(there, "ann") && !failures.too_many(here, "bob"));
         failures.forgive(here, "ann");
         assert!(!failures.too_many(here, "ann"));
+    }
+
+    #[test]
+    fn a_try_that_did_not_fail_is_taken_back_and_no_other_with_it() {
+        let here = IpAddr::from([127, 0, 0, 1]);
+        let failures = Failures::new();
+        for _ in 0..PER_USER - 1 {
+            assert!(failures.may_try(here, "ann"));
+        }
+        for _ in 0..PER_ADDRESS {
+            assert!(failures.may_try(here, "ann"));
+            failures.take_back(here, "ann");
+        }
+        assert!(failures.may_try(here, "ann") && !failures.may_try(here, "ann") && failures.may_try(here, "bob"));
     }
 
     /// A count is that of its window alone.

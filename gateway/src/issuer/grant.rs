@@ -90,9 +90,9 @@ impl Issuer {
         let place = self.checks.by_address.take(peer, u32::MAX, CHECKS_WAITING_PER_ADDRESS);
         let Some(_place) = place else { return Err(later) };
         let Some(turn) = self.checks.turns.turn(peer).await else { return Err(later) };
-        // Asked again when it is our turn, so that many tries at once do not slip past the count.
-        self.not_guessing(peer, wrong).await?;
         self.state.be_current().await?;
+        // Counted before it is known to fail: other tries of this moment, here and at other gateways, find it counted.
+        self.one_try(peer, &name).await?;
         let users: Arc<Users> = self.state.users();
         let wanted = name.clone();
         let found = tokio::task::spawn_blocking(move || {
@@ -103,11 +103,11 @@ impl Issuer {
         });
         match found.await {
             Ok(Some(user)) => {
+                self.state.take_back(peer, &name).await?;
                 self.state.forgive(peer, wrong).await?;
                 Ok(user)
             }
             Ok(None) => {
-                self.state.count(peer, wrong, unix_seconds(self.now())).await?;
                 tracing::info!(peer = %peer, "a sign-in was refused");
                 Err(Refusal::Grant)
             }
@@ -129,7 +129,7 @@ impl Issuer {
                 Ok(principal.clone())
             }
             Err(denied) => {
-                self.state.count(peer, wrong, unix_seconds(self.now())).await?;
+                self.state.count(peer, &name);
                 tracing::info!(peer = %peer, "a service principal's sign-in was refused");
                 Err(match denied {
                     Denied::Expired => Refusal::Client { why: "the client secret has expired", basic: client.basic },
@@ -140,10 +140,23 @@ impl Issuer {
     }
 
     pub(super) async fn not_guessing(&self, peer: IpAddr, wrong: Wrong<'_>) -> Result<(), Refusal> {
-        if self.state.too_many(peer, wrong, unix_seconds(self.now())).await? {
-            tracing::warn!(peer = %peer, "too many failed sign-ins from this address");
-            return Err(Refusal::TryLater("too many failed sign-ins", failures::WINDOW));
+        match self.state.too_many(peer, wrong, unix_seconds(self.now())).await? {
+            true => Err(guessing(peer)),
+            false => Ok(()),
         }
-        Ok(())
     }
+
+    /// Counts a try of what is typed, and refuses it after too many that failed. [`super::state::State::take_back`]
+    /// takes it back if it does not fail.
+    pub(super) async fn one_try(&self, peer: IpAddr, typed: &str) -> Result<(), Refusal> {
+        match self.state.may_try(peer, typed, unix_seconds(self.now())).await? {
+            true => Ok(()),
+            false => Err(guessing(peer)),
+        }
+    }
+}
+
+fn guessing(peer: IpAddr) -> Refusal {
+    tracing::warn!(peer = %peer, "too many failed sign-ins from this address");
+    Refusal::TryLater("too many failed sign-ins", failures::WINDOW)
 }

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, SystemTime};
 
+use auth::token::CREDENTIAL;
 use serde_json::{Value, json};
 use types::{ids::hex, instants::unix_seconds, random};
 
@@ -39,6 +40,7 @@ impl Subject {
                 "oid": user.id,
                 "groups": user.groups,
                 "preferred_username": user.name,
+                CREDENTIAL: user.credential(),
             }),
             Self::Principal(principal) => json!({
                 "sub": principal.object_id,
@@ -60,7 +62,7 @@ fn sid(sign_in: &str) -> String {
 
 impl Issuer {
     /// Signs an access token of `life` for `subject`, which came of a sign-in that it names, if it is one of several
-    /// that will.
+    /// that will: the family of a user's refresh tokens, or the id of a service principal's secret.
     pub(super) fn mint(
         &self,
         subject: &Subject,
@@ -72,6 +74,9 @@ impl Issuer {
         let mut claims = subject.claims();
         if let Some(sign_in) = sign_in {
             claims["sid"] = Value::from(sid(sign_in));
+            if let Subject::Principal(_) = subject {
+                claims[CREDENTIAL] = Value::from(sign_in);
+            }
         }
         self.sign(claims, audience, life, now)
     }

@@ -107,7 +107,7 @@ impl Issuer {
         let now = unix_seconds(self.now());
         let refreshed = self.state.rotate(token.clone(), client.id, now).await?;
         let Some(refreshed) = refreshed else {
-            self.state.count(peer, wrong, now).await?;
+            self.state.count(peer, &name);
             return Err(Refusal::Code("the refresh token has expired or was revoked: sign in again"));
         };
         let mut wish = refreshed.wish;

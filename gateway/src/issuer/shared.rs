@@ -420,18 +420,20 @@ impl Shared {
         .await
     }
 
-    /// As [`failures::Failures::count`].
-    pub async fn count(&self, peer: IpAddr, user: &str, now: u64) -> Result<(), Away> {
+    /// As [`failures::Failures::may_try`], of all gateways together.
+    pub async fn may_try(&self, peer: IpAddr, user: &str, now: u64) -> Result<bool, Away> {
         let (of_user, of_address) = self.counted(peer, user);
         let owner = self.names.name("network", &network(peer).to_string());
         let (now, ends) = (time(now), time(now + failures::WINDOW.as_secs()));
-        self.ask(async {
-            for name in [&of_user, &of_address] {
-                self.vault.store.count_one(name, &owner, now, ends, failures::WINDOWS as i64).await?;
-            }
-            Ok(())
-        })
-        .await
+        let names = [(of_user, failures::PER_USER.into()), (of_address, failures::PER_ADDRESS.into())];
+        let most = failures::WINDOWS as i64;
+        self.ask(async { Ok(self.vault.store.count_tries(&names, &owner, now, ends, most).await?) }).await
+    }
+
+    /// As [`failures::Failures::take_back`].
+    pub async fn take_back(&self, peer: IpAddr, user: &str) -> Result<(), Away> {
+        let (of_user, of_address) = self.counted(peer, user);
+        self.ask(async { Ok(self.vault.store.take_back(&[of_user, of_address]).await?) }).await
     }
 
     /// As [`failures::Failures::forgive`].

@@ -212,12 +212,28 @@ impl State {
         }
     }
 
-    /// Counts a failure.
-    pub async fn count(&self, peer: IpAddr, wrong: Wrong<'_>, now: u64) -> Result<(), Away> {
-        match (self, wrong) {
-            (Self::Folder(own), Wrong::Typed(name) | Wrong::Random(name)) => own.failures.count(peer, name),
-            (Self::Shared(shared), Wrong::Typed(name)) => shared.count(peer, name, now).await?,
-            (Self::Shared(shared), Wrong::Random(name)) => shared.random_failures().count(peer, name),
+    /// Counts a failure with random bits. It is counted once it has failed: who tries many at once guesses none of them.
+    pub fn count(&self, peer: IpAddr, random: &str) {
+        match self {
+            Self::Folder(own) => own.failures.count(peer, random),
+            Self::Shared(shared) => shared.random_failures().count(peer, random),
+        }
+    }
+
+    /// Counts a try that may fail, unless there were too many failures: then it is false. Whoever tries at the same time,
+    /// here or at another gateway, finds it counted. For what is typed alone.
+    pub async fn may_try(&self, peer: IpAddr, typed: &str, now: u64) -> Result<bool, Away> {
+        match self {
+            Self::Folder(own) => Ok(own.failures.may_try(peer, typed)),
+            Self::Shared(shared) => shared.may_try(peer, typed, now).await,
+        }
+    }
+
+    /// Takes back a try that did not fail.
+    pub async fn take_back(&self, peer: IpAddr, typed: &str) -> Result<(), Away> {
+        match self {
+            Self::Folder(own) => own.failures.take_back(peer, typed),
+            Self::Shared(shared) => shared.take_back(peer, typed).await?,
         }
         Ok(())
     }

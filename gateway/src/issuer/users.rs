@@ -178,6 +178,11 @@ impl User {
     pub(super) fn generation(&self) -> u64 {
         self.generation
     }
+
+    /// What tokens call the password that the user signed in with.
+    pub(super) fn credential(&self) -> String {
+        self.generation.to_string()
+    }
 }
 
 /// Files of before had the id without hyphens.

@@ -157,7 +157,8 @@ impl Keeper {
             if swept.elapsed() > SWEEP_EVERY && self.is_first() {
                 swept = Instant::now();
                 let serves = LEASE.saturating_add(self.replicas.settings().stale_for);
-                if let Err(error) = line.sweep(serves.saturating_add(KEEP_ENDED)).await {
+                let old = self.replicas.unrenewed(serves.saturating_add(KEEP_ENDED));
+                if let Err(error) = line.sweep(&old).await {
                     tracing::debug!(%error, "rows of replicas that have ended cannot be deleted");
                 }
             }

@@ -33,7 +33,7 @@ use crate::{
     identity::Caller,
     random,
     resources::filter,
-    skew::{self, Skew},
+    skew,
     store::{batch::PASSED_AT, resources::Stored},
     stored::{properties, properties_mut},
 };
@@ -378,12 +378,8 @@ async fn check_desired_version(
     let Ok(version) = desired.parse::<Version>() else {
         return refused("it is not a version such as 1.2.3".to_owned());
     };
-    if skew::judge(desired) == Skew::TooOld {
-        return refused(format!(
-            "this gateway, {}, serves agents from version {} on",
-            skew::OWN,
-            skew::oldest_served()
-        ));
+    if skew::judge(desired).refused().is_some() {
+        return refused(skew::served());
     }
     let agent = writing.control.store.agent(writing.id.key()).await?;
     let running = agent.as_ref().and_then(|agent| agent.facts.get("agentVersion")).and_then(Value::as_str);

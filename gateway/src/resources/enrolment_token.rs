@@ -91,7 +91,7 @@ impl Held {
         let principals = self.maker.principals();
         !snapshot.policy.is_disabled(username)
             && snapshot.has_issuer(name)
-            && snapshot.is_known(issuer, name, subject)
+            && snapshot.is_known(issuer, name, subject, None)
             && may(&snapshot.directory, &principals, &self.group, now_ms)
     }
 }

@@ -245,10 +245,11 @@ impl Kind for Extensions {
             }
             // Who names no namespace means the one that is there.
             let is_open = own.get("scope").is_none_or(|scope| *scope == json!({"cluster": {}}));
-            if let Some(scope) = kept("scope").filter(|scope| is_open && scope.get("cluster").is_some()) {
-                own.insert("scope".to_owned(), scope.clone());
-            } else if let (false, Some(scope)) = (own.contains_key("scope"), kept("scope")) {
-                own.insert("scope".to_owned(), scope.clone());
+            let is_meant = |there: &&Value| is_open && (!own.contains_key("scope") || there.get("cluster").is_some());
+            let meant = kept("scope").filter(is_meant).cloned();
+            own.extend(meant.map(|meant| ("scope".to_owned(), meant)));
+            if let Some(old) = old.and_then(properties) {
+                same_type(old, own, writing)?;
             }
             // What it was before stays possible, also where the catalogue has withdrawn it since.
             let same = ["extensionType", "version", "releaseTrain"].iter().all(|name| own.get(*name) == kept(name));
@@ -265,7 +266,7 @@ impl Kind for Extensions {
             }
             upgrades(own)?;
             if let Some(old) = old.and_then(properties) {
-                same_type(old, own, writing)?;
+                same_scope(old, own)?;
             }
             followed::room(writing, NAME, "extensions").await?;
             identity(body, old, &writing.control.settings.tenant);
@@ -481,23 +482,26 @@ fn upgrades(own: &mut Map<String, Value>) -> Result<(), ApiError> {
     Ok(())
 }
 
-/// What an extension is, and where, does not change: that would be another one.
+/// What an extension is does not change: that would be another one.
 fn same_type(old: &Map<String, Value>, new: &Map<String, Value>, writing: &Writing<'_>) -> Result<(), ApiError> {
     let text = |of: &Map<String, Value>| of.get("extensionType").and_then(Value::as_str).unwrap_or_default().to_owned();
-    let conflict = |code: &str, message: String, at: &str| {
-        Err(ApiError::of(StatusCode::CONFLICT, code, message).at(format!("properties.{at}")))
-    };
     if !text(old).eq_ignore_ascii_case(&text(new)) {
         let message = format!(
             "The extension '{}' exists and is of type '{}'. Choose another name, or delete it first.",
             writing.id.name(),
             text(old)
         );
-        return conflict("ExtensionTypeMismatch", message, "extensionType");
+        let error = ApiError::of(StatusCode::CONFLICT, "ExtensionTypeMismatch", message);
+        return Err(error.at("properties.extensionType"));
     }
+    Ok(())
+}
+
+/// Nor does where it is.
+fn same_scope(old: &Map<String, Value>, new: &Map<String, Value>) -> Result<(), ApiError> {
     if old.get("scope") != new.get("scope") {
         let message = "The scope of an extension cannot be changed. Delete the extension and create it again.";
-        return conflict("ExtensionScopeImmutable", message.to_owned(), "scope");
+        return Err(ApiError::of(StatusCode::CONFLICT, "ExtensionScopeImmutable", message).at("properties.scope"));
     }
     Ok(())
 }

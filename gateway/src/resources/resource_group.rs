@@ -91,6 +91,11 @@ impl Kind for ResourceGroups {
         &[enrolment_token::CREATE, enrolment_token::LIST, enrolment_token::WITHDRAW]
     }
 
+    fn acts_alone(&self, action: &str) -> bool {
+        // There are so many in a group at most.
+        action == enrolment_token::CREATE
+    }
+
     /// A token creates a cluster: it is for those to give away who may do that.
     fn permission(&self, _action: &str) -> Option<&'static str> {
         Some(enrolment_token::PERMISSION)

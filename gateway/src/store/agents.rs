@@ -87,6 +87,11 @@ pub(super) const CLAIMED: &str = "SELECT r.id FROM agents a JOIN resources r ON 
 pub const BY_TOKEN: &str = "enrolment token of ";
 /// Silence after which a cluster is offline, in milliseconds.
 pub const OFFLINE_AFTER_MS: i64 = 15 * 60 * 1000;
+/// How long what was kept of an agent that stays is good enough. Two more tries of a minute each end long before the
+/// agent is taken to be gone.
+pub const SEEN_AGAIN_AFTER_MS: i64 = 4 * 60 * 1000;
+/// Agents that are still there, of which one statement says so.
+const SEEN_AGAIN_AT_ONCE: usize = 2000;
 
 /// The statement that reads resources with their agents' rows.
 pub(super) fn joined(rest: &str) -> String {
@@ -335,16 +340,42 @@ impl Store {
         repeated!(self.try_to_note_seen(&keys, now_ms))
     }
 
+    /// The same of agents that are still there: what was kept less than [`SEEN_AGAIN_AFTER_MS`] ago stays as it is, by
+    /// whichever replica it was. Each statement is a transaction of its own.
+    pub async fn seen_again(&self, keys: &[String], now_ms: i64) -> Result<(), StoreError> {
+        check(keys.iter().map(String::as_str))?;
+        let mut keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+        keys.sort_unstable();
+        for keys in keys.chunks(SEEN_AGAIN_AT_ONCE) {
+            let sql = format!(
+                "UPDATE agents SET {SEEN} WHERE resource_key IN ({}) AND (last_seen_ms IS NULL \
+                 OR last_seen_ms <= $1 - {SEEN_AGAIN_AFTER_MS} OR last_seen_ms > $1 + 60000)",
+                places(keys)
+            );
+            let noted = async || {
+                let query = sqlx::query(sqlx::AssertSqlSafe(sql.as_str())).bind(now_ms);
+                keys.iter().fold(query, |query, key| query.bind(*key)).execute(&self.writers).await?;
+                Ok::<_, StoreError>(())
+            };
+            repeated!(noted())?;
+        }
+        Ok(())
+    }
+
     async fn try_to_note_seen(&self, keys: &[&str], now_ms: i64) -> Result<(), StoreError> {
         let mut together = Together::begin(&self.writers, self.begin()).await?;
         for keys in keys.chunks(KEYS_AT_ONCE) {
-            let places = (2..keys.len() + 2).map(|n| format!("${n}")).collect::<Vec<_>>().join(", ");
-            let sql = format!("UPDATE agents SET {SEEN} WHERE resource_key IN ({places})");
+            let sql = format!("UPDATE agents SET {SEEN} WHERE resource_key IN ({})", places(keys));
             let query = sqlx::query(sqlx::AssertSqlSafe(sql)).bind(now_ms);
             keys.iter().fold(query, |query, key| query.bind(*key)).execute(together.connection()).await?;
         }
         together.commit().await
     }
+}
+
+/// Places of keys among a statement's parameters, from the second one on.
+fn places(keys: &[&str]) -> String {
+    (2..keys.len() + 2).map(|n| format!("${n}")).collect::<Vec<_>>().join(", ")
 }
 
 /// Sets when an agent was seen, to the instant `$1`. It never goes back, but for what was kept under a wrong clock: two

@@ -396,17 +396,21 @@ impl Line {
         self.ask(sql, &binds).await?.iter().map(held).collect()
     }
 
-    /// Deletes rows whose leases were renewed last longer ago than `after`.
+    /// Deletes rows that have not been renewed since they were found to be old, with all that belongs to them.
     ///
     /// # Errors
     /// As [`Self::join`].
-    pub async fn sweep(&mut self, after: Duration) -> Result<(), StoreError> {
-        let sql = format!(
-            "WITH old AS (DELETE FROM replicas WHERE renewed_ms + $1 < {NOW} RETURNING name) \
-             DELETE FROM tunnels WHERE replica IN (SELECT name FROM old)"
-        );
-        let after = i64::try_from(after.as_millis()).unwrap_or(i64::MAX);
-        self.ask(&sql, &[Bind::Number(after)]).await.map(drop)
+    pub async fn sweep(&mut self, old: &[Unrenewed]) -> Result<(), StoreError> {
+        if old.is_empty() {
+            return Ok(());
+        }
+        let rows: Vec<_> =
+            old.iter().map(|row| json!({"n": row.name, "g": row.generation, "r": row.renewed_ms})).collect();
+        let rows = serde_json::Value::from(rows).to_string();
+        let sql = "WITH old AS (DELETE FROM replicas USING json_to_recordset($1::text::json) AS o(n text, g bigint, r bigint) \
+                   WHERE name = o.n AND generation = o.g AND renewed_ms = o.r RETURNING name) \
+                   DELETE FROM tunnels WHERE replica IN (SELECT name FROM old)";
+        self.ask(sql, &[Bind::Text(&rows)]).await.map(drop)
     }
 
     /// Gives a lease back, with all that belongs to it.
@@ -485,17 +489,32 @@ impl Ear {
     }
 }
 
-/// A replica that may answer users.
+/// What a replica has applied, and whether it may answer users.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Serving {
+pub struct Applied {
     /// Its name.
     pub name: String,
     /// Which of its starts.
     pub generation: i64,
     /// The newest revision that its decisions know.
     pub applied: i64,
+    /// When it renewed its lease last, milliseconds since 1970 by the database's clock.
+    pub renewed_ms: i64,
     /// Whether its lease lasts. It cannot read what is written where not.
     pub alive: bool,
+    /// Whether that is so, or the lease ended so lately that it may go on with what it knows.
+    pub serves: bool,
+}
+
+/// A row of a replica that is old, as it was when that was found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Unrenewed {
+    /// The replica's name.
+    pub name: String,
+    /// Which of its starts.
+    pub generation: i64,
+    /// When its lease was renewed last.
+    pub renewed_ms: i64,
 }
 
 /// What of the rows an operator is shown: the rows, the newest revision, and tunnels by replica.
@@ -510,27 +529,34 @@ pub struct Overview {
 }
 
 impl Store {
-    /// Replicas that may answer users now: those whose leases last, and those whose leases ended no longer than `stale`
-    /// ago and were not given back, for they go on with what they know.
+    /// What all replicas have applied whose rows are there, and which of them may answer users by the database's clock:
+    /// those whose leases last, and those whose leases ended no longer than `stale` ago, for they go on with what they
+    /// know.
     ///
     /// # Errors
     /// When the database cannot be read.
-    pub async fn serving_replicas(&self, lease: Duration, stale: Duration) -> Result<Vec<Serving>, StoreError> {
+    pub async fn applied_by_replicas(&self, lease: Duration, stale: Duration) -> Result<Vec<Applied>, StoreError> {
         let (alive, serves) = (lasts("$1"), lasts("$2"));
         let sql = format!(
-            "SELECT name, generation, applied, CASE WHEN {alive} THEN 1 ELSE 0 END::bigint FROM replicas r \
-             WHERE {serves} ORDER BY name LIMIT $3"
+            "SELECT name, generation, applied, renewed_ms, CASE WHEN {alive} THEN 1 ELSE 0 END::bigint, \
+             CASE WHEN {serves} THEN 1 ELSE 0 END::bigint FROM replicas r ORDER BY name LIMIT $3"
         );
         let milliseconds = |time: Duration| i64::try_from(time.as_millis()).unwrap_or(i64::MAX);
         let query = sqlx::query(sqlx::AssertSqlSafe(sql))
             .bind(milliseconds(lease))
             .bind(milliseconds(lease.saturating_add(stale)))
             .bind(MOST_ROWS);
-        let serving = |row: &AnyRow| {
-            let (name, generation, applied) = (row.try_get(0)?, row.try_get(1)?, row.try_get(2)?);
-            Ok(Serving { name, generation, applied, alive: row.try_get::<i64, _>(3)? == 1 })
+        let applied = |row: &AnyRow| {
+            Ok(Applied {
+                name: row.try_get(0)?,
+                generation: row.try_get(1)?,
+                applied: row.try_get(2)?,
+                renewed_ms: row.try_get(3)?,
+                alive: row.try_get::<i64, _>(4)? == 1,
+                serves: row.try_get::<i64, _>(5)? == 1,
+            })
         };
-        query.fetch_all(&self.readers).await?.iter().map(serving).collect()
+        query.fetch_all(&self.readers).await?.iter().map(applied).collect()
     }
 
     /// All replicas, for operators.

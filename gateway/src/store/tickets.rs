@@ -2,8 +2,9 @@
 //! within a time. Several gateways share them. A ticket is read and changed by one at a time, so that of two gateways
 //! that are shown the same one, one is the first.
 //!
-//! Each kind has a bound. Over it the owner with most tickets loses those of the lowest rank. The bound may be passed by
-//! as many as are written at the same moment; the next one takes them away.
+//! Each kind has a bound. Over it the owner with most tickets loses those of the lowest rank. Tickets of a kind are added
+//! one after the other, so that the bounds hold for those who add at the same moment, too. The bound of counts may be
+//! passed by as many as are counted at the same moment; the next one takes them away.
 
 use sqlx::{AnyConnection, Row, any::AnyRow};
 
@@ -13,6 +14,8 @@ pub(super) const BY_KEY: &str = "WHERE kind = $1 AND ticket_key = $2";
 pub(super) const BY_ALIAS: &str = "WHERE kind = $1 AND alias = $2";
 pub(super) const OF_PLACE: &str = "SELECT count(*) FROM tickets WHERE kind = $1 AND owner = $2 AND place = $3";
 pub(super) const OF_OWNER: &str = "SELECT count(*) FROM tickets WHERE kind = $1 AND owner = $2";
+/// The first number of PostgreSQL's advisory locks of whoever adds a ticket; the second one is of the kind.
+const ADDING: i32 = 0x7469_636b;
 const OF_KIND: &str = "SELECT count(*) FROM tickets WHERE kind = $1";
 pub(super) const COUNTED: &str = "SELECT count FROM counts WHERE name = $1 AND ends > $2";
 
@@ -97,6 +100,11 @@ impl Store {
     async fn try_to_add(&self, ticket: &Ticket, most: Most, now: i64) -> Result<bool, StoreError> {
         let mut together = Together::begin(&self.writers, self.begin()).await?;
         let connection = together.connection();
+        if self.backend == Backend::Postgres {
+            // One at a time of a kind, or those who add at once would each find room for one.
+            let sql = "SELECT count(*) FROM pg_advisory_xact_lock($1, hashtext($2))";
+            sqlx::query(sql).bind(ADDING).bind(ticket.kind).execute(&mut *connection).await?;
+        }
         let sql = "DELETE FROM tickets WHERE kind = $1 AND ends <= $2";
         sqlx::query(sql).bind(ticket.kind).bind(now).execute(&mut *connection).await?;
         let of_place: i64 = sqlx::query_scalar(OF_PLACE)
@@ -207,27 +215,71 @@ impl Store {
         Ok(sqlx::query_scalar(OF_KIND).bind(kind).fetch_one(&self.readers).await?)
     }
 
-    /// Counts one for a name, from now until `ends` where none is counted now, and of `owner`. Of more than `most`
-    /// counts those of the owner with most give way, the first to end before the others.
+    /// Counts one for each of these names, from now until `ends` where none is counted now, and of `owner`. False if one of
+    /// them has as many as stand with it: then nothing is counted. Of all who count at once no more are told that they may
+    /// than there is room for. Of more than `most` counts those of the owner with most give way, the first to end before
+    /// the others.
     ///
     /// # Errors
     /// The database's.
-    pub async fn count_one(&self, name: &str, owner: &str, now: i64, ends: i64, most: i64) -> Result<(), StoreError> {
-        repeated!(self.try_to_count(name, owner, now, ends, most))
+    pub async fn count_tries(
+        &self,
+        names: &[(String, i64)],
+        owner: &str,
+        now: i64,
+        ends: i64,
+        most: i64,
+    ) -> Result<bool, StoreError> {
+        repeated!(self.try_to_count_tries(names, owner, now, ends, most))
     }
 
-    async fn try_to_count(&self, name: &str, owner: &str, now: i64, ends: i64, most: i64) -> Result<(), StoreError> {
+    async fn try_to_count_tries(
+        &self,
+        names: &[(String, i64)],
+        owner: &str,
+        now: i64,
+        ends: i64,
+        most: i64,
+    ) -> Result<bool, StoreError> {
         let mut together = Together::begin(&self.writers, self.begin()).await?;
         let connection = together.connection();
         sqlx::query("DELETE FROM counts WHERE ends <= $1").bind(now).execute(&mut *connection).await?;
-        let sql = "INSERT INTO counts (name, owner, count, ends) VALUES ($1, $2, 1, $3) \
-                   ON CONFLICT (name) DO UPDATE SET count = counts.count + 1";
-        sqlx::query(sql).bind(name).bind(owner).bind(ends).execute(&mut *connection).await?;
+        let mut may = true;
+        for (name, room) in names {
+            // The row stays locked until the end: whoever else counts for the name waits.
+            let sql = "INSERT INTO counts (name, owner, count, ends) VALUES ($1, $2, 1, $3) \
+                       ON CONFLICT (name) DO UPDATE SET count = counts.count + 1 RETURNING count";
+            let query = sqlx::query_scalar(sql).bind(name).bind(owner).bind(ends);
+            let counted: i64 = query.fetch_one(&mut *connection).await?;
+            may &= counted <= *room;
+        }
+        if !may {
+            together.roll_back().await?;
+            return Ok(false);
+        }
         let all: i64 = sqlx::query_scalar("SELECT count(*) FROM counts").fetch_one(&mut *connection).await?;
         if all > most {
             let sql = "DELETE FROM counts WHERE name IN (SELECT name FROM counts WHERE owner = (SELECT owner \
                        FROM counts GROUP BY owner ORDER BY count(*) DESC, owner LIMIT 1) ORDER BY ends, name LIMIT $1)";
             sqlx::query(sql).bind(all - most).execute(&mut *connection).await?;
+        }
+        together.commit().await?;
+        Ok(true)
+    }
+
+    /// Takes back one that was counted for each of these names.
+    ///
+    /// # Errors
+    /// The database's.
+    pub async fn take_back(&self, names: &[String]) -> Result<(), StoreError> {
+        repeated!(self.try_to_take_back(names))
+    }
+
+    async fn try_to_take_back(&self, names: &[String]) -> Result<(), StoreError> {
+        let mut together = Together::begin(&self.writers, self.begin()).await?;
+        for name in names {
+            let sql = "UPDATE counts SET count = count - 1 WHERE name = $1 AND count > 0";
+            sqlx::query(sql).bind(name).execute(together.connection()).await?;
         }
         together.commit().await
     }

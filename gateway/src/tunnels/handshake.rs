@@ -27,7 +27,7 @@ use crate::{
     core::Core,
     random,
     replicas::Replicas,
-    skew::{self, Skew},
+    skew,
 };
 
 /// Tunnels of one cluster at once, at all replicas together: several agents, each with a few connections.
@@ -113,11 +113,11 @@ async fn authenticate(
         .map_err(|gone| refuse(gone.code(), gone.to_string(), RETRY))?;
     let skew = skew::judge(&presented.agent_version);
     core.metrics.hello(skew);
-    if skew == Skew::TooOld {
+    if let Some(code) = skew.refused() {
         if let Some(control) = &core.control {
             tell::of_version(control, &cluster.id, &presented.agent_version).await;
         }
-        let message = format!("{}: {}", codes::AGENT_TOO_OLD, skew::refusal(&presented.agent_version));
+        let message = format!("{code}: {}", skew::refusal(&presented.agent_version));
         return Err(refuse(CloseCode::Outdated, message, RETRY_OUTDATED));
     }
     if let Some(replicas) = &core.replicas

@@ -17,6 +17,7 @@ pub fn tests() -> Vec<(&'static str, crate::Test)> {
         c3_signs_of_life_outlive_a_restart_and_take_no_revision,
         c6_a_sign_of_life_does_not_go_back_but_for_a_wrong_clock,
         c9_many_are_seen_in_one_write_and_read_in_one_page,
+        c9_agents_that_stay_are_written_every_four_minutes_by_one_of_all_replicas,
         c5_taking_the_key_away_is_removing_the_agents,
         r4_one_cluster_is_one_resource_whoever_is_faster,
         r7_a_certificate_is_kept_until_the_next_one,
@@ -82,6 +83,32 @@ async fn c6_a_sign_of_life_does_not_go_back_but_for_a_wrong_clock(place: Place) 
         store.forget_future(now).await.unwrap();
         assert_eq!(agent(&store, "a").await.last_seen_ms, Some(kept));
     }
+}
+
+/// Each of the replicas that a cluster has tunnels to wrote its row each minute.
+async fn c9_agents_that_stay_are_written_every_four_minutes_by_one_of_all_replicas(place: Place) {
+    const MINUTE: i64 = 60_000;
+    let (one, other) = (with(&place, &["a", "b"]).await, place.open().await);
+    let both = [key("a"), key("b")];
+    one.seen_again(&both[..1], 10 * MINUTE).await.unwrap();
+    assert_eq!(agent(&one, "a").await.first_seen_ms, Some(10 * MINUTE), "it was never seen");
+    for (store, now, kept) in [
+        (&other, 10 * MINUTE + 1, 10 * MINUTE),
+        (&one, 14 * MINUTE - 1, 10 * MINUTE),
+        (&other, 14 * MINUTE, 14 * MINUTE),
+        (&one, 13 * MINUTE, 14 * MINUTE),
+        // What was kept under a clock that goes ahead is none of now.
+        (&one, 13 * MINUTE - 1, 13 * MINUTE - 1),
+    ] {
+        store.seen_again(&both[..1], now).await.unwrap();
+        assert_eq!(agent(&one, "a").await.last_seen_ms, Some(kept), "at {now}");
+    }
+    assert_eq!(agent(&one, "b").await.last_seen_ms, None);
+    one.seen_again(&[], 1).await.unwrap();
+    assert!(one.seen_again(&["\0".to_owned()], 1).await.is_err());
+    // What comes or goes is written at once, however short it is after the last time.
+    one.seen(&both, 13 * MINUTE + 5).await.unwrap();
+    assert_eq!(agent(&one, "a").await.last_seen_ms, Some(13 * MINUTE + 5));
 }
 
 async fn c9_many_are_seen_in_one_write_and_read_in_one_page(place: Place) {

@@ -33,6 +33,8 @@ pub fn tests() -> Vec<(&'static str, crate::Test)> {
         a_user_added_by_a_command_signs_in_at_both_and_disabled_at_neither,
         two_who_change_accounts_at_once_lose_no_change,
         guesses_are_counted_for_both_gateways_together,
+        many_guesses_at_once_are_no_more_than_one_after_the_other,
+        many_who_begin_at_once_pass_no_bound,
         the_files_of_a_folder_are_taken_over_once_and_never_read_again,
         a_folder_whose_files_another_store_has_is_no_authority,
         no_key_is_made_beside_clusters_that_have_pinned_one,
@@ -289,14 +291,14 @@ async fn a_user_added_by_a_command_signs_in_at_both_and_disabled_at_neither(plac
     let id = pair.documents.edit_users(|users| Ok(users.put("bob", &[], "other")?.id.clone())).await.unwrap();
     for gateway in [&pair.a, &pair.b] {
         assert_eq!(password(gateway, "bob", "other").await.status, 200);
-        assert!(gateway.is_in_force(&id));
+        assert!(gateway.is_in_force(&id, None));
     }
     pair.documents.edit_users(|users| users.set_disabled("ann", true)).await.unwrap();
     pair.documents.edit_users(|users| users.remove("bob").map(|_| ())).await.unwrap();
     assert_eq!(refresh(&pair.b, &tokens["refresh_token"]).await["error"], "invalid_grant");
     for gateway in [&pair.a, &pair.b] {
         assert_eq!(password(gateway, "ann", "secret").await.json()["error"], "invalid_grant");
-        assert!(!gateway.is_in_force(&id));
+        assert!(!gateway.is_in_force(&id, None));
     }
 }
 
@@ -371,6 +373,48 @@ async fn guesses_are_counted_for_both_gateways_together(place: Place) {
         let said = password(gateway, "ann", "secret").await;
         assert_eq!((said.status.as_u16(), &said.json()["error"]), (429, &"temporarily_unavailable".into()));
     }
+}
+
+/// Codes that were typed at the same moment were all looked up before one of them was counted.
+async fn many_guesses_at_once_are_no_more_than_one_after_the_other(place: Place) {
+    let Pair { a, b, .. } = pair(&place).await;
+    let begun = post(&a, "/devicecode", &[("client_id", COMMAND_CLIENT)]).await.json();
+    let page = send(&a, Method::GET, "/device", None, &[]).await;
+    let (cookie, flow) = (page.cookie.clone(), page.flow());
+    let typed = async |issuer: &Issuer, code: &str| {
+        let fields = [("flow", flow.as_str()), ("user_code", code)];
+        send(issuer, Method::POST, "/device", cookie.as_deref(), &fields).await.status.as_u16()
+    };
+    // A right one is counted as none, and forgives no wrong one.
+    assert_eq!(typed(&a, "BBBB-BBBB").await, 400);
+    let right = begun["user_code"].as_str().unwrap();
+    for _ in 0..20 {
+        assert_eq!(typed(&b, right).await, 200);
+    }
+    let wrong = (0..40).map(|n| typed(if n % 2 == 0 { &a } else { &b }, "BBBB-BBBB"));
+    let said = futures_util::future::join_all(wrong).await;
+    let count = |status| said.iter().filter(|said| **said == status).count();
+    assert_eq!((count(400), count(429)), (9, 31), "{said:?}");
+    assert_eq!(typed(&a, right).await, 429);
+    // As many passwords, of which each takes its time.
+    let guesses = (0..30).map(|n| password(if n % 2 == 0 { &a } else { &b }, "ann", "x"));
+    let said = futures_util::future::join_all(guesses).await;
+    let wrong = said.iter().filter(|said| said.json()["error"] == "invalid_grant").count();
+    assert!(wrong <= 10, "{wrong}");
+}
+
+/// Each of those who added a ticket at the same moment found room for it.
+async fn many_who_begin_at_once_pass_no_bound(place: Place) {
+    const OF_ONE_ADDRESS: usize = 128;
+    let Pair { a, b, .. } = pair(&place).await;
+    let begin = async |issuer: &Issuer| post(issuer, "/devicecode", &[("client_id", COMMAND_CLIENT)]).await;
+    for _ in 0..OF_ONE_ADDRESS - 8 {
+        assert_eq!(begin(&a).await.status, StatusCode::OK);
+    }
+    let begun = (0..30).map(|n| begin(if n % 2 == 0 { &a } else { &b }));
+    let said = futures_util::future::join_all(begun).await;
+    let begun = said.iter().filter(|said| said.status == StatusCode::OK).count();
+    assert_eq!(begun, 8, "{:?}", said.iter().map(|said| said.status.as_u16()).collect::<Vec<_>>());
 }
 
 async fn the_files_of_a_folder_are_taken_over_once_and_never_read_again(place: Place) {
@@ -493,7 +537,7 @@ async fn without_the_server_nobody_signs_in_and_later_they_do(place: Place) {
     let token = tokens["refresh_token"].as_str().unwrap();
     let said = post(&pair.b, "/token", &[fields[0], fields[1], ("refresh_token", token)]).await;
     assert_eq!(said.status, 503, "{}", said.text);
-    assert!(pair.a.is_in_force(&pair.documents.users().await.unwrap().find("ann").unwrap().id), "tokens go on");
+    assert!(pair.a.is_in_force(&pair.documents.users().await.unwrap().find("ann").unwrap().id, None), "tokens go on");
     place.sql("ALTER TABLE gone RENAME TO counts; ALTER TABLE gone_too RENAME TO tickets").await;
     assert!(refresh(&pair.b, &tokens["refresh_token"]).await["refresh_token"].is_string(), "it was not used up");
     assert_eq!(password(&pair.a, "ann", "secret").await.status, 200);

@@ -23,7 +23,7 @@ use gateway::{
     store::{
         StoreError,
         batch::{Batch, Expect},
-        replicas::{Ear, Held, Line, Start, TUNNELS_AT_ONCE, Told},
+        replicas::{Ear, Held, Line, Row, Start, TUNNELS_AT_ONCE, Told, Unrenewed},
     },
 };
 use tokio::{
@@ -48,6 +48,7 @@ pub fn tests() -> Vec<(&'static str, crate::Test)> {
         t12_the_earlier_of_two_with_one_name_is_fenced_at_once,
         t12_a_superseded_replica_has_its_name_again_once_the_other_has_ended,
         t12_a_write_names_the_replicas_that_have_not_confirmed_it,
+        t12_a_step_of_the_databases_clock_hides_no_replica_that_goes_on,
         t12_a_database_without_the_last_writes_is_read_anew,
         t12_tunnels_that_the_database_lost_are_written_again,
         t12_a_replica_without_its_database_is_fenced_until_it_is_back,
@@ -152,9 +153,10 @@ async fn t12_what_ended_is_swept_and_what_left_is_gone_at_once(place: Place) {
     place.sql("UPDATE replicas SET renewed_ms = renewed_ms - 60000 WHERE name = 'b'").await;
     let rows = line.renew(start("a", a), 0, LEASE).await.unwrap().rows;
     assert_eq!(rows.iter().map(|row| row.alive).collect::<Vec<_>>(), [true, false]);
-    line.sweep(Duration::from_secs(600)).await.unwrap();
-    assert_eq!(line.renew(start("a", a), 0, LEASE).await.unwrap().rows.len(), 2, "not yet");
-    line.sweep(Duration::from_secs(50)).await.unwrap();
+    let old = |row: &Row, renewed_ms| Unrenewed { name: row.name.clone(), generation: row.generation, renewed_ms };
+    line.sweep(&[old(&rows[1], rows[1].renewed_ms - 1)]).await.unwrap();
+    assert_eq!(line.renew(start("a", a), 0, LEASE).await.unwrap().rows.len(), 2, "it was renewed meanwhile");
+    line.sweep(&[old(&rows[1], rows[1].renewed_ms)]).await.unwrap();
     assert_eq!(line.renew(start("a", a), 0, LEASE).await.unwrap().rows.len(), 1);
     assert_eq!(place.texts("SELECT replica FROM tunnels").await, Vec::<String>::new());
     assert!(!line.renew(start("b", b), 0, LEASE).await.unwrap().renewed, "it has to begin anew");
@@ -436,10 +438,94 @@ fn puts(name: &str) -> Batch {
     Batch { puts: vec![(group(name), Expect::Any)], ..Batch::default() }
 }
 
+/// The database's clock, which a test puts forward and back, and the uptime of one gateway, which goes on by itself.
+struct Clocks {
+    uptime_ms: Arc<AtomicU64>,
+}
+
+impl Clocks {
+    /// For connections that are made from now on: PostgreSQL looks for functions in its own schema last there.
+    async fn new(place: &Place) -> Self {
+        place
+            .sql(
+                "CREATE TABLE stepped (\"by\" interval NOT NULL); INSERT INTO stepped VALUES ('0'); \
+                 CREATE FUNCTION clock_timestamp() RETURNS timestamptz LANGUAGE sql VOLATILE \
+                 AS 'SELECT pg_catalog.clock_timestamp() + \"by\" FROM public.stepped'; \
+                 DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET search_path = public, pg_catalog', \
+                 current_database()); END $$",
+            )
+            .await;
+        Self { uptime_ms: Arc::new(AtomicU64::new(1_000_000)) }
+    }
+
+    fn uptime(&self) -> gateway::replicas::Uptime {
+        let now = Arc::clone(&self.uptime_ms);
+        Arc::new(move || Duration::from_millis(now.load(Ordering::SeqCst)))
+    }
+
+    async fn step(&self, place: &Place, seconds: i32) {
+        place.sql(&format!("UPDATE stepped SET \"by\" = \"by\" + interval '{seconds} seconds'")).await;
+    }
+
+    /// Waits until a gateway has seen the last renewal of the only other one, which is cut off from the database.
+    async fn until_seen(place: &Place, gateway: &Whole) {
+        let begun = Instant::now();
+        let mut look = tokio::time::interval(Duration::from_millis(10));
+        loop {
+            let rows = place.texts("SELECT renewed_ms::text FROM replicas WHERE name = 'b'").await;
+            let seen = gateway.replicas().unrenewed(Duration::ZERO);
+            if seen.iter().map(|row| row.renewed_ms.to_string()).eq(rows) {
+                return;
+            }
+            assert!(begun.elapsed() < LONG, "the last renewal is not seen within {LONG:?}: {seen:?}");
+            look.tick().await;
+        }
+    }
+
+    async fn pass(&self, place: &Place, seconds: u16) {
+        self.uptime_ms.fetch_add(u64::from(seconds) * 1000, Ordering::SeqCst);
+        self.step(place, seconds.into()).await;
+    }
+}
+
+/// A replica that cannot reach the database goes on with what it knows. Its row looked old after a step of the database's
+/// clock, and a withdrawal was said to be confirmed.
+async fn t12_a_step_of_the_databases_clock_hides_no_replica_that_goes_on(place: Place) {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut cable, clocks) = (Cable::new(&place), Clocks::new(&place).await);
+    let a = Whole::start(folder.path(), "a", &place.url, Some(clocks.uptime())).await;
+    let b = Whole::start(folder.path(), "b", &cable.url(&place), None).await;
+    let (_, unconfirmed) = confirming(a.control().write(&puts("g"))).await;
+    assert!(unconfirmed.is_empty(), "{unconfirmed:?}");
+    // What reaches every replica is confirmed right after a step, too.
+    clocks.step(&place, 3600).await;
+    let (_, unconfirmed) = confirming(a.control().write(&puts("h"))).await;
+    assert!(unconfirmed.is_empty(), "{unconfirmed:?}");
+    cable.cut().await;
+    for (name, seconds) in [("i", 3600), ("j", -7200), ("k", -7200)] {
+        clocks.step(&place, seconds).await;
+        let (_, unconfirmed) = confirming(a.control().write(&puts(name))).await;
+        assert_eq!(unconfirmed.into_iter().collect::<Vec<_>>(), ["b"], "after a step of {seconds} s");
+    }
+    // Its lease has ended, and it goes on for 20 s.
+    Clocks::until_seen(&place, &a).await;
+    clocks.pass(&place, 29).await;
+    let (_, unconfirmed) = confirming(a.control().write(&puts("l"))).await;
+    assert_eq!(unconfirmed.into_iter().collect::<Vec<_>>(), ["b"]);
+    clocks.pass(&place, 1).await;
+    let (_, unconfirmed) = confirming(a.control().write(&puts("m"))).await;
+    assert!(unconfirmed.is_empty(), "{unconfirmed:?}: it is fenced by now");
+    cable.mend();
+    until("a sees b", || names(&a.replicas().others()) == ["b"]).await;
+    b.stop().await;
+    until("b has left", || a.replicas().others().is_empty()).await;
+    a.stop().await;
+}
+
 async fn t12_a_write_names_the_replicas_that_have_not_confirmed_it(place: Place) {
     let folder = tempfile::tempdir().unwrap();
-    let mut cable = Cable::new(&place);
-    let a = Whole::start(folder.path(), "a", &place.url, None).await;
+    let (mut cable, clocks) = (Cable::new(&place), Clocks::new(&place).await);
+    let a = Whole::start(folder.path(), "a", &place.url, Some(clocks.uptime())).await;
     let b = Whole::start(folder.path(), "b", &cable.url(&place), None).await;
     for name in ["g", "h", "i"] {
         let (written, unconfirmed) = confirming(a.control().write(&puts(name))).await;
@@ -457,11 +543,12 @@ async fn t12_a_write_names_the_replicas_that_have_not_confirmed_it(place: Place)
     let error = b.control().write(&puts("l")).await.unwrap_err();
     assert!(error.is_unavailable(), "{error:?}");
     // By the database's clock its lease has ended: nobody waits for it, but it goes on with what it knows, and is named.
-    place.sql("UPDATE replicas SET renewed_ms = renewed_ms - 15000 WHERE name = 'b'").await;
+    Clocks::until_seen(&place, &a).await;
+    clocks.pass(&place, 15).await;
     let (_, unconfirmed) = confirming(a.control().write(&puts("m"))).await;
     assert_eq!(unconfirmed.into_iter().collect::<Vec<_>>(), ["b"]);
     // Until it admits nothing any more.
-    place.sql("UPDATE replicas SET renewed_ms = renewed_ms - 300000 WHERE name = 'b'").await;
+    clocks.pass(&place, 300).await;
     let (_, unconfirmed) = confirming(a.control().write(&puts("o"))).await;
     assert!(unconfirmed.is_empty(), "{unconfirmed:?}");
     cable.mend();

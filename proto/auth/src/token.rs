@@ -40,7 +40,7 @@ pub use self::{
     decisions::KEEP,
     error::{DOCUMENT_BYTES, FETCH_DEADLINE, FetchError, KeySetError, PopError, TokenError},
     fetch::{Boxed, Connect, Direct, Fetch, HttpsFetch, Socket},
-    identity::{Details, GroupsResolver, Identity, Overage, SignIn},
+    identity::{CREDENTIAL, Details, GroupsResolver, Identity, Overage, SignIn},
     jwk::Algorithm,
     keys::{BACKOFF_MAX, FRESH, Probe, REFETCH, STALE},
 };

@@ -48,8 +48,7 @@ impl AtomicError {
 /// [`AtomicError`]. The file is then as it was, and nothing is left beside it; only if the folder could not be synced,
 /// the new content is in place and may be lost with the machine's power.
 pub fn replace(path: &Path, content: &[u8], mode: u32) -> Result<(), AtomicError> {
-    let beside = beside(path)?;
-    write_new(&beside, content, mode)?;
+    let beside = write_beside(path, content, mode)?;
     rename(&beside, path).inspect_err(|_| remove(&beside))
 }
 
@@ -69,8 +68,7 @@ pub fn replace_in(folder: &Path, name: &str, content: &[u8], mode: u32) -> Resul
 /// [`AtomicError`], whose source is [`io::ErrorKind::AlreadyExists`] if there is a file; it is then as it was. Nothing
 /// is left beside it.
 pub fn create(path: &Path, content: &[u8], mode: u32) -> Result<(), AtomicError> {
-    let beside = beside(path)?;
-    write_new(&beside, content, mode)?;
+    let beside = write_beside(path, content, mode)?;
     let linked = fs::hard_link(&beside, path).map_err(AtomicError::at("create", path));
     remove(&beside);
     linked?;
@@ -108,13 +106,17 @@ pub fn sync_folder(path: &Path) -> Result<(), AtomicError> {
     File::open(folder).and_then(|open| open.sync_all()).map_err(AtomicError::at("sync the folder", folder))
 }
 
-/// A name that no other writer of the file has, in this process or another one.
-fn beside(path: &Path) -> Result<PathBuf, AtomicError> {
-    let random = random::bytes::<8>().map_err(io::Error::other);
-    let random = random.map_err(AtomicError::at("draw a name for the new content of", path))?;
+/// Writes the new content of the file at `path` under a name that no other writer of it has, in this process or another
+/// one. An error names the file itself: nobody knows the other name.
+fn write_beside(path: &Path, content: &[u8], mode: u32) -> Result<PathBuf, AtomicError> {
+    let random = random::bytes::<8>().map_err(io::Error::other).map_err(AtomicError::at("write", path))?;
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(format!(".{}.new", hex(&random)));
-    Ok(path.with_file_name(name))
+    let beside = path.with_file_name(name);
+    match write_new(&beside, content, mode) {
+        Ok(()) => Ok(beside),
+        Err(AtomicError { source, .. }) => Err(AtomicError { step: "write", path: path.to_owned(), source }),
+    }
 }
 
 /// The error that is under way says more than one of this would.
@@ -183,7 +185,7 @@ mod tests {
         assert_eq!(names(dir.path()), ["state"]);
         let missing = dir.path().join("no/state");
         let error = replace(&missing, b"new", PRIVATE).unwrap_err();
-        assert_eq!((error.step, error.source.kind()), ("create", io::ErrorKind::NotFound));
+        assert_eq!((error.step, &error.path, error.source.kind()), ("write", &missing, io::ErrorKind::NotFound));
     }
 
     #[test]

@@ -24,6 +24,8 @@ pub const EGRESS_PATH: &str = "/v1/egress";
 pub const ENROLMENT_PREFIX: &str = "/.towline/agent";
 /// Minor versions behind a gateway's own whose agents it serves (docs/features.md U4), and that agents go back at most.
 pub const MINORS_BEHIND: u64 = 1;
+/// How many minor versions agents may be ahead of their gateway.
+pub const MINORS_AHEAD: u64 = 1;
 /// Largest body of a message either way, in bytes, but for metrics and logs.
 pub const BODY_BYTES: usize = 256 * 1024;
 
@@ -727,7 +729,7 @@ impl std::fmt::Debug for Token {
     }
 }
 
-/// A refusal: status 400 (the message cannot be read; `AgentTooOld`), 401 (`InvalidProof`, `CertificateExpired`), 403
+/// A refusal: status 400 (the message cannot be read; `AgentTooOld`, `AgentTooNew`), 401 (`InvalidProof`, `CertificateExpired`), 403
 /// (`ForeignRequest`), 409 (`AlreadyConnected`: the cluster is another resource, R4), 410 (`ResourceDeleted`: stop and
 /// do not ask again), 429 and 503 (with `Retry-After`). The body is the resource API's error envelope.
 ///
@@ -746,6 +748,8 @@ pub mod codes {
     pub const RESOURCE_DELETED: &str = "ResourceDeleted";
     /// The agents' version is older than the gateway serves.
     pub const AGENT_TOO_OLD: &str = "AgentTooOld";
+    /// The agents' version is newer than the gateway serves: the gateway is upgraded first.
+    pub const AGENT_TOO_NEW: &str = "AgentTooNew";
     /// The gateway keeps the protected settings no more, which the cluster has not fetched in time.
     pub const PROTECTED_SETTINGS_GONE: &str = "ProtectedSettingsGone";
     /// The gateway has no catalogue.

@@ -101,7 +101,7 @@ pub fn manifest(upgrader: &Deployment, namespace: &str, work: &Work) -> Value {
         if let Some(image) = &plan.extension_manager {
             render.extend(texts(&["--extension-image", image]));
         }
-        run.extend(texts(&["--objects", &file]));
+        run.extend(texts(&["--objects", &file, "--told", &told]));
         labels["app.kubernetes.io/version"] = plan.version.as_str().into();
         pod["initContainers"] = json!([
             container("gather", &own["image"], &gather, true),

@@ -90,7 +90,8 @@ pub struct State {
     pub message: String,
     /// Since when, RFC 3339.
     pub time: String,
-    /// Pods that have begun to apply; a successor of several that were cut off goes back.
+    /// Pods that have begun to apply; a successor of several that were cut off goes back. Before that, pods that found
+    /// other settings than had been gathered.
     #[serde(default)]
     pub attempts: u32,
     /// Versions that were rolled back here, the newest last: they are not tried again.

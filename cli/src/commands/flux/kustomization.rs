@@ -40,6 +40,7 @@ impl clap::Args for Kustomizations {
             .long(OPTION)
             .value_name("KEY=VALUE")
             .num_args(1..)
+            .value_parser(pair)
             .action(ArgAction::Append)
             .help(
                 "A kustomization: name=NAME, and of path, depends_on, timeout, sync_interval, retry_interval, prune, \
@@ -72,6 +73,12 @@ impl clap::FromArgMatches for Kustomizations {
         *self = Self::from_arg_matches(matches)?;
         Ok(())
     }
+}
+
+/// One of the pairs by itself, so that a refusal shows the usage of the command that was typed.
+fn pair(text: &str) -> Result<String, String> {
+    let named = (!text.starts_with("name=")).then_some("name=x");
+    read(named.into_iter().chain([text])).map(|_| text.to_owned())
 }
 
 /// Reads `name=NAME KEY=VALUE...`. Keys have the spellings that az takes.
@@ -426,5 +433,8 @@ mod tests {
         let twice = parse("x -k name=a -k name=a").unwrap_err().to_string();
         assert!(twice.contains("there are two with the name a"), "{twice}");
         assert!(parse("x").unwrap().all.0.is_empty());
+        // A refusal of a pair is one of the option, and shows no other command's usage.
+        let refused = parse("x -k name=a color=red").unwrap_err().to_string();
+        assert!(refused.contains("color is not one of") && !refused.contains("Usage"), "{refused}");
     }
 }

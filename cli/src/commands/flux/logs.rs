@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use anyhow::anyhow;
 use clap::ValueEnum;
 use serde_json::{Value, json};
 
@@ -12,7 +13,7 @@ use super::{
 };
 use crate::{
     api::Following,
-    failure::Outcome,
+    failure::{Failure, Outcome},
     output::{self, Column, Format, OutputArgs},
     terminal::line,
 };
@@ -81,6 +82,9 @@ pub async fn run(args: LogsArgs, common: &CommonArgs) -> Outcome<()> {
     let name = args.configuration.clone().or_else(|| args.named.clone()).unwrap_or_default();
     let open = Configuration::open(&NamedConfiguration { name, on: args.on.clone() }, common).await?;
     let first = ask(&open, &args, 0, args.tail).await?;
+    if let Some(name) = args.kustomization.as_deref().filter(|_| first.0.is_empty()) {
+        has(&open.get().await?, name)?;
+    }
     if !args.follow {
         return print_all(first.0, &common.output);
     }
@@ -104,6 +108,17 @@ pub async fn run(args: LogsArgs, common: &CommonArgs) -> Outcome<()> {
             None => (Vec::new(), last),
         };
     }
+}
+
+/// A name that was mistyped would be that of a kustomization that logs nothing.
+fn has(configuration: &Value, name: &str) -> Outcome<()> {
+    let all = configuration["properties"]["kustomizations"].as_object();
+    let known: Vec<&str> = all.into_iter().flatten().map(|(known, _)| known.as_str()).collect();
+    if known.contains(&name) {
+        return Ok(());
+    }
+    Err(Failure::from(anyhow!("the configuration has no kustomization {name}"))
+        .hint(format!("its kustomizations are {}", known.join(", "))))
 }
 
 /// Lines behind a number, and the number of the last one of the configuration.
@@ -151,6 +166,14 @@ fn spelled(one: &Value) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn d5_kustomization_that_is_not_there_is_no_silence() {
+        let shown = json!({"properties": {"kustomizations": {"apps": {}, "infra": {}}}});
+        assert!(has(&shown, "apps").is_ok());
+        let refused = has(&shown, "nope").unwrap_err();
+        assert!(refused.error().to_string().contains("nope") && refused.advice().unwrap().ends_with("apps, infra"));
+    }
 
     #[test]
     fn d5_line_is_one_line_and_steers_no_terminal() {

@@ -99,6 +99,9 @@ struct Run {
     /// The objects of the new version; without them an upgrade that was cut off is finished
     #[arg(long)]
     objects: Option<PathBuf>,
+    /// What the objects were made of, as `gather` has written it: what somebody has changed since is not overwritten
+    #[arg(long)]
+    told: Option<PathBuf>,
     /// Seconds that new pods are watched once they are ready
     #[arg(long)]
     window: u64,
@@ -182,7 +185,8 @@ async fn run(args: Run) -> anyhow::Result<()> {
     let cluster = Kubernetes::of_pod().await?;
     let objects: Option<Vec<Value>> = args.objects.as_deref().map(read).transpose()?;
     let times = Times { window: Duration::from_secs(args.window), timeout: Duration::from_secs(args.timeout) };
-    Upgrade::new(&cluster, &args.namespace, times).run(objects.as_deref()).await
+    let told: Option<Gathered> = args.told.as_deref().map(read).transpose()?;
+    Upgrade::new(&cluster, &args.namespace, times, told.as_ref()).run(objects.as_deref()).await
 }
 
 fn read<T: DeserializeOwned>(path: &Path) -> anyhow::Result<T> {

@@ -180,6 +180,29 @@ async fn c2_what_comes_and_goes_is_kept_as_seen_at_once() {
 }
 
 #[tokio::test]
+async fn c2_what_stays_is_kept_as_seen_every_four_minutes() {
+    let site = Bench::new().await;
+    site.group("g").await;
+    site.with_agents("a").await;
+    site.with_agents("b").await;
+    let (tunnels, shutdown, keeper) = site.keeper();
+    let last_seen = async |name| site.control.store.agent(&key_of(name)).await.unwrap().unwrap().last_seen_ms;
+    let start = site.now();
+    for (minute, kept) in [(0, 0), (1, 0), (3, 0), (4, 4), (5, 4)] {
+        site.at(start + minute * MINUTE);
+        tunnels.note(&site.known("a"));
+        // What moves is written after it.
+        tunnels.touch(&site.known("b"));
+        while last_seen("b").await != Some(site.now()) {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(last_seen("a").await, Some(start + kept * MINUTE), "after {minute} minutes");
+    }
+    shutdown.close();
+    keeper.await.unwrap();
+}
+
+#[tokio::test]
 async fn c2_agents_that_come_back_at_once_are_few_writes() {
     let site = Bench::new().await;
     site.group("g").await;

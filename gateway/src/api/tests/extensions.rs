@@ -198,8 +198,12 @@ async fn e1_an_extension_is_there_when_its_cluster_says_so() {
 #[tokio::test]
 async fn e1_a_newer_write_takes_the_place_of_an_older_one() {
     let site = bench().await;
-    let first = operation_id(&site.call("owner", "PUT", &extension("c", "web"), Some(web())).await);
-    let second = operation_id(&site.call("owner", "PUT", &extension("c", "web"), Some(web())).await);
+    let put = async |replicas: &str| {
+        let mut body = web();
+        body["properties"]["configurationSettings"]["replicas"] = replicas.into();
+        operation_id(&site.call("owner", "PUT", &extension("c", "web"), Some(body)).await)
+    };
+    let (first, second) = (put("1").await, put("2").await);
     let ended = site.ended("owner", &first).await;
     assert_eq!(
         (&ended.body["status"], &ended.body["error"]["code"]),
@@ -212,7 +216,7 @@ async fn e1_a_newer_write_takes_the_place_of_an_older_one() {
     assert_eq!(site.ended("owner", &second).await.body["status"], "Succeeded");
     // Nothing can be told of what is not wanted yet.
     tell(&site, "c", status("c", "web", 99, ObjectState::Failed)).await;
-    let third = operation_id(&site.call("owner", "PUT", &extension("c", "web"), Some(web())).await);
+    let third = put("3").await;
     assert_eq!(state_of(&site, &third).await, "InProgress");
 }
 
@@ -517,7 +521,8 @@ async fn e5_many_patches_put_no_more_together_than_one_put_may_send() {
     assert_eq!(statuses, [202, 202, 413]);
     let shown = site.call("owner", "GET", &target, None).await;
     assert_eq!(shown.body["properties"]["configurationSettings"].as_object().unwrap().len(), 202);
-    assert_eq!(site.call("owner", "PATCH", &target, Some(part(0))).await.status, 202, "what is there may change");
+    let other = json!({"properties": {"configurationSettings": {"k0": "y".repeat(1000)}}});
+    assert_eq!(site.call("owner", "PATCH", &target, Some(other)).await.status, 202, "what is there may change");
 }
 
 /// Clients of Azure's SDK that follow configurations and extensions use one version for both.
@@ -590,7 +595,8 @@ async fn e1_what_a_cluster_tells_wakes_no_other_and_takes_no_revision() {
     }
     assert_eq!(site.control.store.revision().await.unwrap(), before);
     assert!(!revisions.has_changed().unwrap() && !decided.has_changed().unwrap() && !c.has_changed().unwrap());
-    site.call("owner", "PUT", &extension("c", "web"), Some(web())).await;
+    let other = json!({"properties": {"configurationSettings": {"replicas": "3"}}});
+    assert_eq!(site.call("owner", "PATCH", &extension("c", "web"), Some(other)).await.status, 202);
     c.changed().await.unwrap();
     assert!(!d.has_changed().unwrap(), "the agents of another cluster sleep on");
 }

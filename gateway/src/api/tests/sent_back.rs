@@ -217,6 +217,16 @@ async fn e1_g1_same_write_after_a_failure_tries_again() {
 }
 
 #[tokio::test]
+async fn a_resource_takes_no_post_and_says_what_it_takes() {
+    let site = site().await;
+    for path in site.with_one_of_each().await {
+        let refused = site.call("owner", "POST", &path, Some(json!({}))).await;
+        assert_eq!(refused.status, 405, "{path}: {}", refused.body);
+        assert!(refused.header("allow").contains("PUT"), "{path}");
+    }
+}
+
+#[tokio::test]
 async fn r2_put_by_a_name_in_another_case_is_of_the_one_that_is_there() {
     let site = site().await;
     for path in site.with_one_of_each().await {

@@ -130,6 +130,37 @@ async fn a_client_may_authenticate_by_the_header_of_http() {
     assert!(refused.headers()["www-authenticate"].to_str().unwrap().starts_with("Basic "));
 }
 
+/// A token that somebody had by a secret or password went on for its hour when that was replaced, and could give itself
+/// what was taken away.
+#[tokio::test]
+async fn what_was_signed_in_with_must_still_hold() {
+    let f = fixture().await;
+    let ci = f.client("ci", DAY).await;
+    let with = |answer: &Value| claims(answer)["credential"].as_str().unwrap().to_owned();
+    let old = with(&ask(&f, &ci, &ci.secret).await.1);
+    let holds = |of: &str, with: &str| f.issuer.is_in_force(of, Some(with));
+    assert!(holds(&ci.made.object_id, &old) && !holds(&ci.made.object_id, "another"));
+    let made = f.issuer.edit_principals(|all| all.add_secret("ci", DAY, SystemTime::now())).await.unwrap();
+    let new = with(&ask(&f, &ci, made.secret.expose_secret()).await.1);
+    assert!(holds(&ci.made.object_id, &old) && holds(&ci.made.object_id, &new), "of two secrets each holds");
+    let gone = old.clone();
+    f.edit(move |all| all.remove_secret("ci", &gone).map(|_| ())).await;
+    assert!(!holds(&ci.made.object_id, &old) && holds(&ci.made.object_id, &new));
+    // Of a token of before, which does not say, the account alone counts.
+    assert!(f.issuer.is_in_force(&ci.made.object_id, None));
+
+    let password = async |password: &str| {
+        let form = format!("grant_type=password&username=ann&password={password}&audience=c");
+        send(&f.issuer, Method::POST, "/token", &form).await.1
+    };
+    let token = password("secret").await;
+    let (ann, before) = (claims(&token)["sub"].as_str().unwrap().to_owned(), with(&token));
+    assert!(holds(&ann, &before));
+    f.edit_users(|users| users.put("ann", &[], "another").map(|_| ())).await.unwrap();
+    assert!(!holds(&ann, &before), "another password and other groups");
+    assert!(holds(&ann, &with(&password("another").await)));
+}
+
 #[tokio::test]
 async fn refusals_of_clients_do_not_tell_which_exist() {
     let f = fixture().await;
@@ -146,8 +177,8 @@ async fn refusals_of_clients_do_not_tell_which_exist() {
     assert_eq!(ask(&f, &ci, &ci.secret).await, wrong, "disabled ones look the same");
     f.edit(|all| all.delete("other").map(|_| ())).await;
     assert_eq!(ask(&f, &other, &other.secret).await, wrong, "and deleted ones");
-    assert!(!f.issuer.is_in_force(&ci.made.object_id) && !f.issuer.is_in_force(&other.made.object_id));
-    assert!(f.issuer.is_in_force(&f.client("y", DAY).await.made.object_id));
+    assert!(!f.issuer.is_in_force(&ci.made.object_id, None) && !f.issuer.is_in_force(&other.made.object_id, None));
+    assert!(f.issuer.is_in_force(&f.client("y", DAY).await.made.object_id, None));
     let id = &ci.made.client_id;
     for (form, error) in [
         (format!("grant_type=client_credentials&client_id={id}&scope={API}/.default"), "invalid_client"),

@@ -555,6 +555,12 @@ pub(super) fn credentials(own: &Map<String, Value>, before: Before<'_>, faults: 
         let why = "an account key signs for the account that the first part of the host of the address names, as in https://account.blob.core.windows.net, and this host is an IP address; give a sasToken";
         refuse(format!("{name}.accountKey"), why);
     }
+    if kind == BLOB_KIND && url.starts_with("http://") && !is_emulator(&url) {
+        let why =
+            "over http:// it, or what it signs, is open to everybody on the way; give the container's https:// address";
+        let open = ["accountKey", "sasToken", "servicePrincipal"].into_iter().filter(|at| has(at));
+        open.for_each(|at| refuse(format!("{name}.{at}"), why));
+    }
     if kind == BLOB_KIND && !has("localAuthRef") {
         let mut given = BLOB_CREDENTIALS.iter().filter(|at| has(at));
         if let Some(first) = given.next() {
@@ -594,6 +600,14 @@ pub fn unknown_host(url: &str) -> Option<String> {
         return None;
     }
     Some("it is missing, and the keys of this server are not built in: give the lines of known_hosts for it (ssh-keyscan HOST, compared with what the server's owner publishes) as base64".to_owned())
+}
+
+/// Whether an address is that of the account that every storage emulator has, whose key is published.
+fn is_emulator(url: &str) -> bool {
+    const ACCOUNT: &str = "devstoreaccount1";
+    let Ok(url) = Url::parse(url) else { return false };
+    let of_host = url.host_str().is_some_and(|host| host.split('.').next() == Some(ACCOUNT));
+    of_host || url.path().split('/').nth(1) == Some(ACCOUNT)
 }
 
 /// Whether the host of an address is an IP address.
@@ -964,7 +978,26 @@ mod tests {
                 None,
                 &["azureBlob.accountKey"],
             ),
-            (blob("http://10.0.0.1:10000/a", "k"), None, &["azureBlob.accountKey"]),
+            (blob("http://10.0.0.1:10000/a", "k"), None, &["azureBlob.accountKey", "azureBlob.accountKey"]),
+            (blob("http://a.blob.example.org", "k"), None, &["azureBlob.accountKey"]),
+            (blob("http://devstoreaccount1.blob.test:10000", "k"), None, none),
+            (
+                json!({"sourceKind": "AzureBlob", "azureBlob": {"url": "http://a.test/c", "sasToken": "s"}}),
+                None,
+                &["azureBlob.sasToken"],
+            ),
+            (
+                json!({"sourceKind": "AzureBlob", "azureBlob": {"url": "http://a.test/devstoreaccount1", "sasToken": "s"}}),
+                None,
+                none,
+            ),
+            (
+                json!({"sourceKind": "AzureBlob", "azureBlob": {"url": "http://a.test", "servicePrincipal": {
+                    "clientId": "i", "tenantId": "t", "clientSecret": "s",
+                }}}),
+                None,
+                &["azureBlob.servicePrincipal"],
+            ),
             (blob("https://[2001:db8::1]/a", "k"), None, &["azureBlob.accountKey"]),
             (blob("https://10.0.0.1/a", ""), None, none),
             (blob("https://a.blob.example.org", "k"), None, none),

@@ -157,7 +157,7 @@ fn of_agents(kind: &str, status: &str, version: &str) -> (String, String, String
 }
 
 #[tokio::test]
-async fn u4_much_older_agents_are_refused_with_what_to_do_and_older_ones_shown_as_outdated() {
+async fn u4_agents_that_are_two_minor_versions_away_are_refused_with_what_to_do_and_older_ones_shown_as_outdated() {
     let site = Site::new().await;
     let key = Onboarding::new();
     site.cluster("edge", &key).await;
@@ -208,10 +208,23 @@ async fn u4_much_older_agents_are_refused_with_what_to_do_and_older_ones_shown_a
     ] {
         assert!(metrics.contains(line), "{line} is not in\n{metrics}");
     }
-    // Newer ones, and those whose version says nothing, are served too.
-    for version in ["9.0.0", "by-hand"] {
+    // The next minor version, and those whose version says nothing, are served too.
+    for version in [&format!("{}.5", gateway::skew::newest_served()), "by-hand"] {
         assert!(hello(version).await.is_ok(), "{version}");
     }
+    // Newer ones are not: the gateway is upgraded first.
+    let refused = hello("9.0.0").await.err().unwrap();
+    let HelloError::Refused { code: CloseCode::Outdated, message, retry_after, .. } = refused else {
+        panic!("{refused}")
+    };
+    assert!(message.starts_with("AgentTooNew: these agents have version 9.0.0, and this gateway, "), "{message}");
+    assert!(message.contains("upgrade the gateway first"), "{message}");
+    assert!(retry_after.unwrap() >= Duration::from_secs(60), "it is of no use soon");
+    assert_eq!(site.agent_events("edge").await.last(), Some(&of_agents("version", "TooNew", "9.0.0")));
+    let mut enrolment = Site::enrolment("edge", &key, &site.challenge("edge").await, &csr, "uid-of-edge");
+    enrolment["agentVersion"] = "9.0.0".into();
+    let answer = site.agents("certificate", enrolment).await;
+    assert_eq!((answer.status, code(&answer).as_str()), (400, codes::AGENT_TOO_NEW), "{}", answer.text());
 }
 
 #[tokio::test]

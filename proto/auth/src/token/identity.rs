@@ -14,7 +14,9 @@ use super::{
     names::{self, Names},
 };
 
-/// Bytes of a `sid` at most.
+/// The claim of [`Details::credential`].
+pub const CREDENTIAL: &str = "credential";
+/// Bytes of a `sid`, and of the name of a credential, at most.
 const SID_BYTES: usize = 256;
 
 /// Who a verified token speaks for. There is no way to make or change one outside the module [`crate::token`]; its
@@ -48,6 +50,10 @@ pub struct Details {
     /// The sign-in that the token came of, where the issuer says (`sid`). Only tokens of the same one extend each
     /// other's sessions; of two without nobody knows whether the same person was there.
     pub sign_in: Option<SignIn>,
+    /// What somebody signed in with, as the issuer calls it (`credential`, a claim of the gateway's own issuer): of a
+    /// service principal its secret, of a user the number of their password. Whoever knows the issuer's accounts can tell
+    /// whether that still holds.
+    pub credential: Option<String>,
 }
 
 /// A sign-in of somebody at an issuer: a digest of all three.
@@ -154,6 +160,11 @@ pub(super) fn identity(
         application: is_application(claims),
         expires,
         sign_in: sign_in(claims, issuer, subject),
+        credential: claims
+            .get(CREDENTIAL)
+            .and_then(Value::as_str)
+            .filter(|name| (1..=SID_BYTES).contains(&name.len()))
+            .map(str::to_owned),
     }))
 }
 

@@ -9,6 +9,10 @@
 //!
 //! After each of 3 to 5 the new pods are watched ([`super::gate`]). Where they are not as they should be, the kept objects
 //! are applied again.
+//!
+//! What the agents are told may be changed by somebody meanwhile, such as by `towline update`. What is not as it was
+//! gathered is not overwritten: before anything was applied it is gathered again, and later the upgrade gives way. What is
+//! not of the new version then stays as it is, and the upgrade is tried again.
 
 use std::time::{Duration, Instant, SystemTime};
 
@@ -21,9 +25,10 @@ use crate::{
     kubernetes::{
         Kubernetes, Place,
         compare::{is_changed, lacking, to_apply_again},
+        kept::{Gathered, is_another},
         place::{CONNECTED_CLUSTER, DEPLOYMENT, EVENT},
     },
-    manifests::{AGENT, MANAGER, UPGRADER},
+    manifests::{AGENT, MANAGER, UPGRADER, VERSION_LABEL},
 };
 
 /// Bytes of the old objects that are kept: a ConfigMap holds 1 MiB.
@@ -33,6 +38,10 @@ const KINDS_NAMED: usize = 10;
 const NAME_CHARS: usize = 100;
 /// Pods that may begin to apply: the next one goes back.
 const ATTEMPTS_MAX: u32 = 3;
+/// Pods that gather what the agents are told, where somebody changes it each time; then the upgrade waits.
+const GATHERS_MAX: u32 = 2;
+/// Why an upgrade waits then, and where it has given way.
+const CHANGED: &str = "SettingsChanged";
 /// How long an apiserver that has no answer is asked again, and how often.
 const PATIENCE: Duration = Duration::from_secs(60);
 const PAUSE: Duration = Duration::from_secs(2);
@@ -61,12 +70,14 @@ pub struct Upgrade<'a> {
     namespace: &'a str,
     kept: Kept,
     times: Times,
+    /// What the new version's objects were made of.
+    gathered: Option<&'a Gathered>,
 }
 
 impl<'a> Upgrade<'a> {
     /// As the pod's service account.
-    pub fn new(cluster: &'a Kubernetes, namespace: &'a str, times: Times) -> Self {
-        Self { cluster, namespace, kept: cluster.upgrade(), times }
+    pub fn new(cluster: &'a Kubernetes, namespace: &'a str, times: Times, gathered: Option<&'a Gathered>) -> Self {
+        Self { cluster, namespace, kept: cluster.upgrade(), times, gathered }
     }
 
     /// From where it stands to its end; without `objects` only one that was cut off.
@@ -137,11 +148,62 @@ impl<'a> Upgrade<'a> {
             );
             return self.end(&state, Phase::Waiting, "TooLarge", &message).await;
         }
+        if let Some(gathered) = self.gathered {
+            let now = self
+                .cluster
+                .gathered(self.namespace)
+                .await
+                .context("cannot see whether the agents' settings changed")?;
+            let changed = gathered.changed(&now);
+            if !changed.is_empty() {
+                return self.gather_again(state, &changed).await;
+            }
+        }
         self.kept.write(&json!({ state::BEFORE: text })).await.context("cannot keep the objects of the old version")?;
-        let next = state.at(Phase::Applying, "", "", SystemTime::now());
+        let next = State { attempts: 0, ..state.at(Phase::Applying, "", "", SystemTime::now()) };
         self.set(&next).await?;
         self.tell("AgentUpgradeStarted", &format!("from version {} to {}", next.from, next.version), false).await;
         self.apply(next, objects).await
+    }
+
+    /// Nothing was applied. The pod that follows on one that fails gathers anew what the agents are told.
+    async fn gather_again(&self, mut state: State, changed: &[String]) -> anyhow::Result<()> {
+        let (what, version) = (changed.join(", "), state.version.clone());
+        state.attempts += 1;
+        if state.attempts < GATHERS_MAX {
+            self.set(&state).await?;
+            bail!(
+                "somebody changed what the agents are told ({what}) while version {version} was prepared: nothing was changed, and it is gathered again"
+            );
+        }
+        let message = format!(
+            "somebody changed what the agents are told ({what}) each time that version {version} was prepared. Nothing was changed; the upgrade is tried again by itself once that has settled"
+        );
+        self.end(&state, Phase::Waiting, CHANGED, &message).await
+    }
+
+    /// Somebody has changed an object since it was gathered, and others are of the new version by now. Those go back. What
+    /// is not of the new version, such as what was changed, is kept as it is now.
+    async fn give_way(&self, state: State, place: &Place) -> anyhow::Result<()> {
+        let mut before = Vec::new();
+        for one in self.before().await? {
+            let place = Place::of_manifest(&one).context("an object is of an unknown kind")?;
+            let there = self.cluster.get(&place).await.with_context(|| format!("read {place}"))?;
+            match there {
+                Some(there) if there["metadata"]["labels"][VERSION_LABEL] == *state.version => before.push(one),
+                Some(there) => before.push(to_apply_again(&there)),
+                None => {}
+            }
+        }
+        let text = Value::Array(before).to_string();
+        self.kept.write(&json!({ state::BEFORE: text })).await.context("cannot keep the objects of the old version")?;
+        let message = format!("somebody changed {place} while the agents were upgraded");
+        self.undo(state, Fault::new(CHANGED, message)).await
+    }
+
+    async fn before(&self) -> anyhow::Result<Vec<Value>> {
+        let before = self.kept.read(state::BEFORE).await.context("cannot read the objects of the old version")?;
+        Ok(serde_json::from_str(before.as_deref().unwrap_or("[]"))?)
     }
 
     /// Steps 3 to 5.
@@ -153,8 +215,11 @@ impl<'a> Upgrade<'a> {
             let of_stage: Vec<&Value> = objects.iter().filter(|object| stage.has(object)).collect();
             tracing::info!(version = state.version, ?stage, objects = of_stage.len(), "objects are applied");
             for object in &of_stage {
-                if let Err(error) = self.apply_one(object).await {
-                    return self.undo(state, Fault::new("NotApplied", format!("{error:#}"))).await;
+                let was = self.gathered.and_then(|gathered| gathered.find(object));
+                match self.apply_one(object, was).await {
+                    Ok(None) => {}
+                    Ok(Some(changed)) => return self.give_way(state, &changed).await,
+                    Err(error) => return self.undo(state, Fault::new("NotApplied", format!("{error:#}"))).await,
                 }
             }
             let mut gate = self.gate(&state, stage, &of_stage);
@@ -217,30 +282,44 @@ impl<'a> Upgrade<'a> {
         }
     }
 
-    /// Applies an object, with the digest of Secrets that is there: these are not changed.
-    async fn apply_one(&self, object: &Value) -> anyhow::Result<()> {
+    /// Applies an object, with the digest of Secrets that is there: these are not changed. One that somebody has changed
+    /// since it `was` gathered is not applied, and returned.
+    async fn apply_one(&self, object: &Value, was: Option<&Value>) -> anyhow::Result<Option<Place>> {
         let mut object = object.clone();
+        let place = Place::of_manifest(&object).context("an object has no name")?;
+        let version = object["metadata"]["labels"][VERSION_LABEL].clone();
         let begun = Instant::now();
         loop {
             let done = async {
+                let there = match object["kind"] == DEPLOYMENT.name || was.is_some() {
+                    true => self.cluster.get(&place).await?.unwrap_or_default(),
+                    false => Value::Null,
+                };
+                if let Some(was) = was {
+                    // An attempt whose answer was lost may have applied it.
+                    let is_applied = version.is_string() && there["metadata"]["labels"][VERSION_LABEL] == version;
+                    if is_another(was, &there) && !is_applied {
+                        return Ok(Some(place.clone()));
+                    }
+                    // What is changed from here on makes the apiserver refuse: then it is looked at again.
+                    object["metadata"]["resourceVersion"] = there["metadata"]["resourceVersion"].clone();
+                }
                 if object["kind"] == DEPLOYMENT.name {
-                    let place = Place::of_manifest(&object).context("an object has no name")?;
-                    let there = self.cluster.get(&place).await?.unwrap_or_default();
                     let of = |object: &Value| object["spec"]["template"]["metadata"]["annotations"][SECRETS].clone();
                     let digest = of(&there);
                     if digest.is_string() {
                         object["spec"]["template"]["metadata"]["annotations"][SECRETS] = digest;
                     }
                 }
-                self.cluster.apply(&object).await
+                self.cluster.apply(&object).await.map(|_| None)
             };
             match done.await {
-                Ok(_) => return Ok(()),
+                Ok(changed) => return Ok(changed),
                 Err(error) => {
                     let passes = error.chain().any(|cause| {
                         cause
                             .downcast_ref::<crate::kubernetes::Error>()
-                            .is_some_and(crate::kubernetes::Error::is_passing)
+                            .is_some_and(|error| error.is_passing() || was.is_some() && error.is_conflict())
                     });
                     if !passes || begun.elapsed() > PATIENCE {
                         return Err(error);
@@ -261,12 +340,11 @@ impl<'a> Upgrade<'a> {
     }
 
     async fn undo_again(&self, state: State) -> anyhow::Result<()> {
-        let before = self.kept.read(state::BEFORE).await.context("cannot read the objects of the old version")?;
-        let before: Vec<Value> = serde_json::from_str(before.as_deref().unwrap_or("[]"))?;
+        let before = self.before().await?;
         // Somebody removed them: nothing was taken back, whatever the pods look like.
         let mut failed = before.is_empty().then(|| anyhow!("the objects of that version are no longer kept"));
         for object in &before {
-            if let Err(error) = self.apply_one(object).await {
+            if let Err(error) = self.apply_one(object, None).await {
                 tracing::warn!("{error:#}");
                 failed.get_or_insert(error);
             }
@@ -289,6 +367,12 @@ impl<'a> Upgrade<'a> {
         };
         let (version, from, why) = (&state.version, &state.from, &state.message);
         match (failed, standing) {
+            (None, None) if state.reason == CHANGED => {
+                let message = format!(
+                    "version {version} of the agents was taken back: {why}. They have version {from} with what they are told now, and the upgrade is tried again by itself"
+                );
+                self.end(&state, Phase::Waiting, CHANGED, &message).await
+            }
             (None, None) => {
                 let message = format!(
                     "version {version} of the agents was taken back, and they have version {from} again: {why}. Version {version} is not tried again here; another one is"
@@ -388,8 +472,239 @@ impl Stage {
 
 #[cfg(test)]
 mod tests {
+    use std::{
+        collections::BTreeMap,
+        sync::{Arc, Mutex},
+    };
+
+    use http::{Method, Request, Response};
+    use http_body_util::BodyExt as _;
+    use kube::{Client, client::Body};
+
     use super::*;
     use crate::manifests::{self, Values};
+
+    const NEW: &str = "9.9.9";
+    /// Names of objects in the namespace of the agents, by their paths.
+    const MAPS: &str = "/api/v1/namespaces/towline/configmaps/";
+    const DEPLOYMENTS: &str = "/apis/apps/v1/namespaces/towline/deployments/";
+
+    /// An apiserver of the agents' objects, whose pods are always as they should be.
+    #[derive(Default)]
+    struct Apiserver {
+        objects: BTreeMap<String, Value>,
+        revision: u64,
+        /// After this object was applied, somebody changes that one.
+        changes: Option<(String, String)>,
+    }
+
+    impl Apiserver {
+        fn put(&mut self, path: &str, mut object: Value) -> Value {
+            self.revision += 1;
+            let before = self.objects.get(path);
+            let generation = before.map_or(0, |before| before["metadata"]["generation"].as_u64().unwrap());
+            object["metadata"]["generation"] = (generation + 1).into();
+            object["metadata"]["resourceVersion"] = self.revision.to_string().into();
+            object["metadata"]["uid"] = path.into();
+            self.objects.insert(path.to_owned(), object.clone());
+            object
+        }
+
+        /// As an administrator does, with the version that was there.
+        fn change(&mut self, path: &str) {
+            let mut object = self.objects[path].clone();
+            object["data"]["by-hand"] = "yes".into();
+            self.put(path, object);
+        }
+
+        fn answer(&mut self, method: &Method, path: &str, patch: &str, sent: Value) -> (u16, Value) {
+            let status =
+                |code: u16| (code, json!({"kind": "Status", "status": "Failure", "message": "m", "code": code}));
+            let there = self.objects.get(path).cloned();
+            match (method, there) {
+                (&Method::GET, None) if path.ends_with("/pods") => {
+                    (200, json!({"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": []}))
+                }
+                (&Method::GET, Some(mut object)) => {
+                    self.revision += 1;
+                    if path.starts_with(DEPLOYMENTS) {
+                        let pods = object["spec"]["replicas"].clone();
+                        let generation = object["metadata"]["generation"].clone();
+                        object["status"] = json!({
+                            "observedGeneration": generation, "replicas": pods, "updatedReplicas": pods,
+                            "readyReplicas": pods, "availableReplicas": pods,
+                        });
+                        // Now and then its controller writes that pods are ready.
+                        if self.revision.is_multiple_of(4) {
+                            object["metadata"]["resourceVersion"] = self.revision.to_string().into();
+                        }
+                        self.objects.insert(path.to_owned(), object.clone());
+                    }
+                    if object["kind"] == CONNECTED_CLUSTER.name {
+                        object["status"]["lastConnectivityTime"] = self.revision.to_string().into();
+                    }
+                    (200, object)
+                }
+                (&Method::POST, None) => (201, sent),
+                (&Method::PATCH, Some(mut object)) if patch.contains("merge-patch") => {
+                    for (name, value) in sent["data"].as_object().unwrap() {
+                        object["data"][name] = value.clone();
+                    }
+                    object["data"].as_object_mut().unwrap().retain(|_, value| !value.is_null());
+                    (200, self.put(path, object))
+                }
+                (&Method::PATCH, there) => {
+                    let wanted = &sent["metadata"]["resourceVersion"];
+                    if wanted.is_string() && there.is_none_or(|there| there["metadata"]["resourceVersion"] != *wanted) {
+                        return status(409);
+                    }
+                    let applied = self.put(path, sent);
+                    if let Some((after, changed)) = self.changes.take_if(|(after, _)| after == path) {
+                        assert_eq!(after, path);
+                        self.change(&changed);
+                    }
+                    (200, applied)
+                }
+                _ => status(404),
+            }
+        }
+
+        fn state(&self) -> State {
+            let map = &self.objects[&format!("{MAPS}{}", state::OBJECT)];
+            serde_json::from_str(map["data"][state::STATE].as_str().unwrap()).unwrap()
+        }
+
+        fn version(&self, path: &str) -> &str {
+            self.objects[path]["metadata"]["labels"][VERSION_LABEL].as_str().unwrap()
+        }
+    }
+
+    struct Lab {
+        apiserver: Arc<Mutex<Apiserver>>,
+        cluster: Kubernetes,
+        /// The new version's objects.
+        objects: Vec<Value>,
+    }
+
+    impl Lab {
+        fn new() -> Self {
+            let mut values = Values::default();
+            values.upgrades.enabled = true;
+            let mut objects = manifests::objects(&values, "towline");
+            objects.retain(|object| object["kind"] != "Secret");
+            let mut apiserver = Apiserver::default();
+            for object in &objects {
+                apiserver.put(&path(object), object.clone());
+            }
+            let state = State::new(NEW, manifests::version(), None, SystemTime::UNIX_EPOCH);
+            let text = serde_json::to_string(&state).unwrap();
+            let map = json!({
+                "kind": "ConfigMap", "apiVersion": "v1", "metadata": {"name": state::OBJECT}, "data": {state::STATE: text},
+            });
+            apiserver.put(&format!("{MAPS}{}", state::OBJECT), map);
+            let heard = json!({
+                "kind": CONNECTED_CLUSTER.name, "apiVersion": "towline.io/v1", "metadata": {"name": "clustermetadata"},
+                "status": {"agentVersion": NEW},
+            });
+            let place = Place::within(CONNECTED_CLUSTER, "towline", "clustermetadata");
+            apiserver.put(&at(&place), heard);
+            for object in &mut objects {
+                if object["metadata"]["labels"].is_object() {
+                    object["metadata"]["labels"][VERSION_LABEL] = NEW.into();
+                }
+            }
+            let apiserver = Arc::new(Mutex::new(apiserver));
+            let answering = Arc::clone(&apiserver);
+            let service = tower::service_fn(move |request: Request<Body>| {
+                let answering = Arc::clone(&answering);
+                async move {
+                    let (head, body) = request.into_parts();
+                    let body = body.collect().await.map_err(std::io::Error::other)?.to_bytes();
+                    let sent = serde_json::from_slice(&body).unwrap_or_default();
+                    let patch = head.headers.get("content-type").map_or("", |value| value.to_str().unwrap());
+                    let (code, body) = answering.lock().unwrap().answer(&head.method, head.uri.path(), patch, sent);
+                    let body = Body::from(serde_json::to_vec(&body).unwrap());
+                    let answer = Response::builder().status(code).header("content-type", "application/json").body(body);
+                    Ok::<_, std::io::Error>(answer.unwrap())
+                }
+            });
+            Self { apiserver, cluster: Kubernetes::answered_by(Client::new(service, "towline")), objects }
+        }
+
+        async fn run(&self, gathered: &Gathered) -> anyhow::Result<()> {
+            let times = Times { window: Duration::ZERO, timeout: Duration::from_secs(60) };
+            Upgrade::new(&self.cluster, "towline", times, Some(gathered)).run(Some(&self.objects)).await
+        }
+
+        fn apiserver(&self) -> std::sync::MutexGuard<'_, Apiserver> {
+            self.apiserver.lock().unwrap()
+        }
+    }
+
+    fn at(place: &Place) -> String {
+        let resource = place.kind.resource();
+        let root =
+            if resource.group.is_empty() { "/api/v1".to_owned() } else { format!("/apis/{}", resource.api_version) };
+        let within = place.namespace.as_ref().map_or_else(String::new, |name| format!("/namespaces/{name}"));
+        format!("{root}{within}/{}/{}", resource.plural, place.name)
+    }
+
+    fn path(object: &Value) -> String {
+        at(&Place::of_manifest(object).unwrap())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn u1_settings_that_are_changed_before_an_upgrade_begins_are_gathered_again() {
+        let lab = Lab::new();
+        let map = format!("{MAPS}{AGENT}");
+        let gathered = lab.cluster.gathered("towline").await.unwrap();
+        lab.apiserver().change(&map);
+        let error = lab.run(&gathered).await.unwrap_err().to_string();
+        assert!(error.contains(AGENT) && error.contains("it is gathered again"), "{error}");
+        assert_eq!((lab.apiserver().state().phase, lab.apiserver().state().attempts), (Phase::Preparing, 1));
+        // The pod that follows knows them, unless they change again and again.
+        let gathered = lab.cluster.gathered("towline").await.unwrap();
+        lab.apiserver().change(&map);
+        lab.run(&gathered).await.unwrap();
+        let state = lab.apiserver().state();
+        assert_eq!((state.phase, state.reason.as_str()), (Phase::Waiting, CHANGED), "{}", state.message);
+        assert_eq!(lab.apiserver().objects[&map]["data"]["by-hand"], "yes");
+        assert_eq!(lab.apiserver().version(&map), manifests::version());
+    }
+
+    /// Users' settings that somebody gave the agents while controller-manager was watched were overwritten by what had
+    /// been gathered before.
+    #[tokio::test(start_paused = true)]
+    async fn u1_settings_that_are_changed_while_an_upgrade_is_applied_are_not_overwritten() {
+        let lab = Lab::new();
+        let (map, manager) = (format!("{MAPS}{AGENT}"), format!("{DEPLOYMENTS}{MANAGER}"));
+        let gathered = lab.cluster.gathered("towline").await.unwrap();
+        lab.apiserver().changes = Some((manager.clone(), map.clone()));
+        lab.run(&gathered).await.unwrap();
+        let state = lab.apiserver().state();
+        assert_eq!((state.phase, state.reason.as_str()), (Phase::Waiting, CHANGED), "{}", state.message);
+        assert!(state.refused.is_empty(), "it is tried again");
+        let (apiserver, own) = (lab.apiserver(), manifests::version());
+        assert_eq!((apiserver.version(&manager), apiserver.version(&map)), (own, own));
+        assert_eq!(apiserver.objects[&map]["data"]["by-hand"], "yes");
+        let agent = &apiserver.objects[&format!("{DEPLOYMENTS}{AGENT}")];
+        assert_eq!(agent["metadata"]["labels"][VERSION_LABEL], own);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn u1_pods_that_report_while_an_upgrade_is_applied_are_no_other_settings() {
+        let lab = Lab::new();
+        let gathered = lab.cluster.gathered("towline").await.unwrap();
+        lab.run(&gathered).await.unwrap();
+        let apiserver = lab.apiserver();
+        let state = apiserver.state();
+        assert_eq!(state.phase, Phase::Succeeded, "{}: {}", state.reason, state.message);
+        let changed =
+            lab.objects.iter().filter(|object| is_changed(object) && object["metadata"]["name"] != state::OBJECT);
+        for object in changed {
+            assert_eq!(apiserver.version(&path(object)), NEW, "{object}");
+        }
+    }
 
     #[test]
     fn u1_a_kind_that_the_old_version_does_not_know_is_left_to_an_administrator() {
