@@ -61,10 +61,13 @@ fn answer(query: &str, value: &Value) -> Outcome<Found> {
 fn order(query: &Ast) -> Option<Vec<String>> {
     match query {
         Ast::MultiHash { elements, .. } => Some(elements.iter().map(|one| one.key.clone()).collect()),
-        Ast::Subexpr { lhs, rhs, .. } | Ast::Projection { lhs, rhs, .. } => match **rhs {
-            Ast::Identity { .. } | Ast::Index { .. } | Ast::Slice { .. } => order(lhs),
-            _ => order(rhs),
-        },
+        Ast::Subexpr { lhs, rhs, .. } | Ast::Projection { lhs, rhs, .. } => {
+            if chooses(rhs) {
+                order(lhs)
+            } else {
+                order(rhs)
+            }
+        }
         Ast::Condition { then, .. } => order(then),
         Ast::Flatten { node, .. } => order(node),
         // These give what they got, in another order or less of it.
@@ -73,6 +76,17 @@ fn order(query: &Ast) -> Option<Vec<String>> {
             _ => None,
         },
         _ => None,
+    }
+}
+
+/// Whether a part of a query only chooses among what it gets.
+fn chooses(part: &Ast) -> bool {
+    match part {
+        Ast::Identity { .. } | Ast::Index { .. } | Ast::Slice { .. } => true,
+        Ast::Subexpr { lhs, rhs, .. } | Ast::Projection { lhs, rhs, .. } => chooses(lhs) && chooses(rhs),
+        Ast::Condition { then, .. } => chooses(then),
+        Ast::Flatten { node, .. } => chooses(node),
+        _ => false,
     }
 }
 

@@ -592,9 +592,8 @@ async fn g11_a_kustomization_that_is_renamed_stays_until_the_new_one_has_applied
     let path = |name: &str| format!("{KUSTOMIZATIONS}/web-{name}");
     let (apps, applications) = (path("apps"), path("applications"));
     stage.pulled("web", "main@sha1:a");
-    for name in ["web-apps", "web-infra"] {
-        stage.applied(name, "main@sha1:a", &["team_one_apps_Deployment"]);
-    }
+    stage.applied("web-apps", "main@sha1:a", &["team_one_apps_Deployment"]);
+    stage.applied("web-infra", "main@sha1:a", &[]);
     stage.until("compliant", || stage.told(|one| compliance(one) == Some("Compliant"))).await;
     stage.map.change(&apps, held());
     stage.wants(vec![object("web", 2, properties("cluster", &["applications", "infra"]))]);
