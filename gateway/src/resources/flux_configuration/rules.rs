@@ -210,12 +210,22 @@ pub(super) fn destination(own: &Map<String, Value>) -> Option<Destination> {
 }
 
 /// What goes through the gateway is protected by TLS between Flux and the source, is at one host, and that is one that the
-/// gateway's operator has allowed.
-pub(super) fn through_gateway(own: &Map<String, Value>, egress: &Egress, faults: &mut Faults) {
+/// gateway's operator has allowed. A source that went there `before` may be written again as it is, whatever the operator
+/// allows by now: else nothing else of the configuration could be changed, and each connection is judged when it is dialled.
+pub(super) fn through_gateway(
+    own: &Map<String, Value>,
+    before: Option<&Map<String, Value>>,
+    egress: &Egress,
+    faults: &mut Faults,
+) {
     if own.get(THROUGH_GATEWAY).is_none_or(|goes| *goes != true) {
         return;
     }
     let (Some(kind), Some(url)) = (own.get("sourceKind").and_then(Value::as_str), address(own)) else { return };
+    let went = before.is_some_and(|before| {
+        let same = |name: &str| before.get(name) == own.get(name);
+        same(THROUGH_GATEWAY) && same("sourceKind") && address(before) == Some(url)
+    });
     let source = SOURCES.iter().find(|(known, _)| *known == kind).and_then(|(_, name)| own.get(*name));
     let given = |name: &str| source.and_then(|source| source.get(name)).is_some_and(|value| !value.is_null());
     let is = |name: &str, words: &[&str]| {
@@ -245,6 +255,7 @@ pub(super) fn through_gateway(own: &Map<String, Value>, egress: &Egress, faults:
             let name = elsewhere.unwrap_or_default();
             format!("'{name}' signs in at another host, and only the source's own host is reached through the gateway")
         }
+        Some(_) if went => return,
         Some(_) if egress.is_off() => {
             "this gateway reaches no hosts for clusters; its operator lists them in [egress] hosts of its configuration"
                 .to_owned()
@@ -1069,7 +1080,7 @@ mod tests {
         let told = |mut own: Value, egress: &Egress| {
             own[THROUGH_GATEWAY] = true.into();
             let mut faults = Vec::new();
-            through_gateway(own.as_object().unwrap(), egress, &mut faults);
+            through_gateway(own.as_object().unwrap(), None, egress, &mut faults);
             faults.pop().map(|fault| fault.message)
         };
         let git = |url: &str| json!({"sourceKind": "GitRepository", "gitRepository": {"url": url}});
@@ -1107,8 +1118,24 @@ mod tests {
         }
         assert!(told(git("https://git.test/a"), &none).unwrap().contains("[egress] hosts"));
         let mut faults = Vec::new();
-        through_gateway(git("ssh://git.test/a").as_object().unwrap(), &none, &mut faults);
+        through_gateway(git("ssh://git.test/a").as_object().unwrap(), None, &none, &mut faults);
         assert!(faults.is_empty(), "{faults:?}");
+    }
+
+    #[test]
+    fn n1_what_goes_through_the_gateway_can_be_changed_but_for_its_source_when_its_host_is_not_allowed_any_more() {
+        let none = Egress::default();
+        let of = |url: &str| json!({"sourceKind": "GitRepository", "gitRepository": {"url": url}, THROUGH_GATEWAY: true, "suspend": true});
+        let told = |before: Value, own: Value| {
+            let mut faults = Vec::new();
+            through_gateway(own.as_object().unwrap(), before.as_object(), &none, &mut faults);
+            faults.len()
+        };
+        let (here, mut direct) = ("https://git.test/a", of("https://git.test/a"));
+        assert_eq!(told(of(here), of(here)), 0);
+        assert_eq!(told(of("https://git.test/b"), of(here)), 1);
+        direct[THROUGH_GATEWAY] = false.into();
+        assert_eq!(told(direct, of(here)), 1);
     }
 
     #[test]
