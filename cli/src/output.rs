@@ -57,8 +57,11 @@ pub struct OutputArgs {
 /// # Errors
 /// When the query cannot be read, or standard output is closed.
 pub fn print(value: &Value, args: &OutputArgs, columns: &[Column]) -> Outcome<()> {
-    let (value, columns) = match &args.query {
-        Some(query) => (&query::apply(query, value)?, None),
+    let found = args.query.as_ref().map(|query| query::apply(query, value)).transpose()?;
+    let named = found.as_ref().map(|found| table::named(&found.order)).unwrap_or_default();
+    let named: Vec<(&str, &str)> = named.iter().map(|(title, at)| (title.as_str(), at.as_str())).collect();
+    let (value, columns): (_, Option<&[(&str, &str)]>) = match &found {
+        Some(found) => (&found.value, (!named.is_empty()).then_some(&named)),
         None => (value, Some(columns)),
     };
     let text = match args.output {

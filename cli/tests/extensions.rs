@@ -176,6 +176,26 @@ fn e14_cluster_that_a_rollout_names_and_that_is_not_there_is_told_of() {
     assert_eq!(site.json(&["extension", "rollout", "status", "-g", "edge", "-n", "r"])["clusters"], json!([]));
 }
 
+#[test]
+fn e14_start_again_keeps_the_bounds_of_a_rollout() {
+    let (_folder, site) = site();
+    let start = |more: &[&'static str]| {
+        let named = ["extension", "rollout", "start", "-g", "edge", "-n", "r", "--extension", "web"];
+        [&named[..], &["--type", "example.web", "--version", "1.1.0"], more].concat()
+    };
+    let rollout =
+        || site.json(&["extension", "rollout", "status", "-g", "edge", "-n", "r"])["properties"]["rollout"].clone();
+    site.ok(&start(&[]));
+    assert_eq!(rollout(), json!({"maxConcurrentPercent": 10, "maxFailuresPercent": 2, "paused": false}));
+    site.ok(&start(&["--percent", "3", "--max-failures", "0%"]));
+    let narrow = json!({"maxConcurrentPercent": 3, "maxFailuresPercent": 0, "paused": false});
+    assert_eq!(rollout(), narrow);
+    site.ok(&start(&[]));
+    assert_eq!(rollout(), narrow, "what is not named stays");
+    assert!(site.fails(2, &start(&["--percent", "10"])).contains("--yes"));
+    site.ok(&start(&["--percent", "10", "--yes"]));
+}
+
 /// As `kubectl get -w` does.
 #[test]
 fn d4_what_is_followed_goes_on_when_the_gateway_was_away() {

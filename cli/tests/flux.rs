@@ -218,3 +218,48 @@ fn g10_source_control_configurations_are_listed_shown_and_deleted() {
     assert!(gone.contains("hint: see which there are: towline flux source-control list -g edge -c shop"), "{gone}");
     site.ok(&line(&verb("delete"), &["--yes"]));
 }
+
+/// The second `apply` is what waves are for.
+#[test]
+fn g13_apply_again_keeps_the_bounds_of_a_rollout_and_asks_before_wider_ones() {
+    let (_folder, site) = site();
+    let file = site.file("fleet.yaml", "namespace: fleet\ngitRepository:\n  url: https://git.test/fleet.git\n  repositoryRef: {branch: main}\nkustomizations:\n  infra: {path: ./infra}\n");
+    let apply = |more: &[&'static str]| [&["flux", "apply", "-g", "edge", "-n", "ro", "-f", &file], more].concat();
+    let (ring, bounds) = (["--selector", "ring=zz"], ["--percent", "5", "--max-failures", "1%"]);
+    let output = site.run(&apply(&[&ring[..], &bounds].concat()));
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success(), "{said}");
+    assert!(said.contains("warning: there is no cluster with ring=zz now"), "{said}");
+    let rollout =
+        || site.json(&["flux", "assignment", "show", "-g", "edge", "-n", "ro"])["properties"]["rollout"].clone();
+    let first = json!({"maxConcurrentPercent": 5, "maxFailuresPercent": 1, "paused": false});
+    assert_eq!(rollout(), first);
+    site.ok(&apply(&ring));
+    assert_eq!(rollout(), first, "what is not named stays");
+    let wide = [&ring[..], &["--percent", "100"]].concat();
+    let asked = site.fails(2, &apply(&wide));
+    assert!(
+        asked.contains("It goes to 5% of the clusters at one time, with a pause when more than 1% failed."),
+        "{asked}"
+    );
+    assert_eq!(rollout(), first);
+    site.ok(&["flux", "assignment", "pause", "-g", "edge", "-n", "ro"]);
+    let output = site.run(&apply(&[&wide[..], &["--yes"]].concat()));
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.contains("it is paused, and goes on with: towline flux assignment resume -g edge -n ro"), "{said}");
+    assert_eq!(rollout(), json!({"maxConcurrentPercent": 100, "maxFailuresPercent": 1, "paused": true}));
+    let several = site.fails(2, &apply(&["--selector", "ring=zz,env=prod"]));
+    assert!(several.contains("--selector ring=zz --selector env=prod"), "{several}");
+}
+
+#[test]
+fn g3_ssh_key_with_a_passphrase_or_none_at_all_is_refused() {
+    let (_folder, site) = site();
+    let sealed = "-----BEGIN RSA PRIVATE KEY-----\nProc-Type: 4,ENCRYPTED\nDEK-Info: AES-128-CBC,00\n\nYQ==\n-----END RSA PRIVATE KEY-----\n";
+    for (text, why) in [(sealed, "it has a passphrase"), ("hello", "it is no private key")] {
+        let key = site.file("key", text);
+        let ssh = ["-u", "git@github.com:team/fleet", "--branch", "main", "--ssh-private-key-file", &key, "--no-wait"];
+        let refused = site.fails(1, &line(&["create"], &ssh));
+        assert!(refused.contains(why) && refused.contains("sshPrivateKey"), "{refused}");
+    }
+}

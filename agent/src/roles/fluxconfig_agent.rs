@@ -16,12 +16,14 @@
 //! | [`render`] | the configuration as Flux's objects |
 //! | [`place`] | writes and removes them |
 //! | [`converge`] | what is wanted against what is there |
+//! | [`handover`] | from kustomizations that leave to those that come |
 //! | [`views`] | what Flux says of its objects |
 //! | [`comply`] | what that means for the configuration and each of its objects |
 
 pub mod comply;
 pub mod config_agent;
 pub mod converge;
+pub mod handover;
 pub mod key;
 pub mod pins;
 pub mod place;
@@ -178,8 +180,6 @@ impl Configurations for FluxConfigs {
 pub trait Configurations: Kind<Shown = Shown, Own = Own> {
     /// Whether the chart of the agents, which brings the definition, may be older than this kind.
     const IS_LATER: bool = false;
-    /// Whether a kustomization that is not wanted any more stays until those that are wanted have applied what they have.
-    const HANDS_OVER: bool = false;
 
     /// What is wanted, as the properties of a flux configuration, without what is secret.
     ///

@@ -9,9 +9,9 @@ use types::api::ResourceId;
 
 use super::{CommonArgs, names};
 use crate::{
-    api::{Api, ResourceType, at, versions},
+    api::{Api, ResourceType, at, encoded, versions},
     commands::on_cluster::is_missing,
-    context::Context,
+    context::{CLUSTERS, Context},
     failure::{Failure, Outcome},
     output::{self, Column, Format},
     terminal::say,
@@ -39,6 +39,111 @@ impl Failures {
             Self::Number(number) => rollout["maxFailures"] = number.into(),
             Self::Percent(percent) => rollout["maxFailuresPercent"] = percent.into(),
         }
+    }
+}
+
+/// How an assignment is carried out, as options say it. What they leave out stays as it is.
+#[derive(Debug, Clone, Copy)]
+pub struct Waves {
+    /// So many of a hundred clusters at one time.
+    pub percent: Option<u8>,
+    /// How many may fail before it pauses.
+    pub failures: Option<Failures>,
+    /// It begins paused.
+    pub paused: bool,
+}
+
+impl Waves {
+    /// The `rollout` of an assignment: of the one that is there, or of a new one, which has `percent` and `failures` where
+    /// the options say nothing.
+    pub fn over(self, there: Option<&Value>, percent: u8, failures: Option<Failures>) -> Value {
+        let mut rollout = json!({"maxConcurrentPercent": percent, "paused": false});
+        match there.map(|there| &there["properties"]["rollout"]).filter(|before| before.is_object()) {
+            Some(before) => rollout = before.clone(),
+            None => failures.into_iter().for_each(|most| most.put(&mut rollout)),
+        }
+        if let Some(percent) = self.percent {
+            rollout["maxConcurrentPercent"] = percent.into();
+        }
+        if let (Some(most), Some(own)) = (self.failures, rollout.as_object_mut()) {
+            own.remove("maxFailures");
+            own.remove("maxFailuresPercent");
+            most.put(&mut rollout);
+        }
+        if self.paused {
+            rollout["paused"] = true.into();
+        }
+        rollout
+    }
+}
+
+/// The question before an assignment that is there may reach more clusters at one time, or go on with more failures.
+pub fn widens(there: &Value, rollout: &Value) -> Option<String> {
+    let before = &there["properties"]["rollout"];
+    let at_once = |rollout: &Value| rollout["maxConcurrentPercent"].as_u64().unwrap_or(100);
+    let is_wider = |name: &str| {
+        let most = |rollout: &Value| rollout[name].as_u64();
+        most(before).is_some_and(|old| most(rollout).is_none_or(|new| new > old))
+    };
+    let wider = at_once(rollout) > at_once(before) || is_wider("maxFailures") || is_wider("maxFailuresPercent");
+    let text = |rollout: &Value| {
+        let number = rollout["maxFailures"].as_u64().map(|most| format!("more than {most}"));
+        let percent = rollout["maxFailuresPercent"].as_u64().map(|most| format!("more than {most}%"));
+        let all: Vec<_> = number.into_iter().chain(percent).collect();
+        let pause = match all.as_slice() {
+            [] => "without a pause on failures".to_owned(),
+            all => format!("with a pause when {} failed", all.join(" or ")),
+        };
+        format!("{}% of the clusters at one time, {pause}", at_once(rollout))
+    };
+    wider.then(|| format!("It goes to {}. Go on with {}?", text(before), text(rollout)))
+}
+
+/// Says that an assignment begins nothing, where somebody has paused it. `resume`: the command that goes on.
+pub fn say_paused(shown: &Value, resume: &str, named: &Named) {
+    if shown["properties"]["rollout"]["paused"] == true {
+        say(&format!("it is paused, and goes on with: {resume} {}", named.options()));
+    }
+}
+
+/// Says how many clusters have these tags now: of a tag that is mistyped there is none, and such an assignment is complete at
+/// once.
+pub async fn say_matching(context: &Context, group: Option<&str>, tags: &Map<String, Value>) -> Outcome<()> {
+    let clusters = scope(context, group)?;
+    let mut target = at(format!("{clusters}/providers/{}/{}", CLUSTERS.0, CLUSTERS.1), versions::CLUSTERS);
+    let quoted = |text: &str| text.replace('\'', "''");
+    if let Some((tag, value)) = tags.iter().next() {
+        let value = quoted(value.as_str().unwrap_or_default());
+        let filter = format!("tagName eq '{}' and tagValue eq '{value}'", quoted(tag));
+        target = format!("{target}&$filter={}", encoded(&filter));
+    }
+    // Who may not list clusters learns the number from the assignment.
+    let Ok(page) = Api::of(context)?.get(&format!("{target}&$top={CLUSTERS_A_PAGE}")).await else { return Ok(()) };
+    if let Some(said) = matching(&page, tags) {
+        say(&said);
+    }
+    Ok(())
+}
+
+/// What is said of a page of clusters; nothing where others come that may match.
+fn matching(page: &Value, tags: &Map<String, Value>) -> Option<String> {
+    let has = |cluster: &&Value| {
+        tags.iter().all(|(tag, value)| {
+            let own = cluster["tags"].as_object().into_iter().flatten();
+            own.into_iter().any(|(name, is)| name.eq_ignore_ascii_case(tag) && is == value)
+        })
+    };
+    let count = page["value"].as_array().into_iter().flatten().filter(has).count();
+    let all: Vec<_> = tags.iter().map(|(tag, value)| format!("{tag}={}", value.as_str().unwrap_or_default())).collect();
+    let what = if all.is_empty() { String::new() } else { format!(" with {}", all.join(" and ")) };
+    let has_more = page["nextLink"].as_str().is_some_and(|link| !link.is_empty());
+    match count {
+        0 if has_more => None,
+        0 => Some(format!(
+            "warning: there is no cluster{what} now; those that come or get such tags later have part in it"
+        )),
+        1 if !has_more => Some(format!("there is 1 cluster{what} now")),
+        _ => Some(format!("there are {count}{} clusters{what} now", if has_more { " or more" } else { "" })),
     }
 }
 
@@ -189,8 +294,16 @@ pub fn summary(shown: &Value, words: &Words) -> String {
     )
 }
 
-/// `TAG=VALUE`; an empty value is one.
+/// `TAG=VALUE`; an empty value is one. Several tags in one text, as kubectl takes them, would be one that no cluster has.
 pub fn tag(text: &str) -> Result<(String, String), String> {
+    let begins_another = |part: &str| {
+        let name = part.split_once('=').map(|(name, _)| name.trim());
+        name.is_some_and(|name| !name.is_empty() && name.chars().all(|c| c.is_alphanumeric() || "-_./".contains(c)))
+    };
+    if text.split(',').skip(1).any(begins_another) {
+        let all: Vec<_> = text.split(',').map(|part| format!("--selector {}", part.trim())).collect();
+        return Err(format!("it has one tag; a cluster must have all that are given, so write {}", all.join(" ")));
+    }
     match text.split_once('=') {
         Some((tag, value)) if !tag.is_empty() => Ok((tag.to_owned(), value.to_owned())),
         _ => Err("expected TAG=VALUE, such as ring=canary".to_owned()),
@@ -220,5 +333,47 @@ mod tests {
         }
         assert_eq!(tag("ring=a=b"), Ok(("ring".to_owned(), "a=b".to_owned())));
         assert!(tag("ring").is_err() && tag("=x").is_err());
+    }
+
+    #[test]
+    fn g13_several_tags_in_one_selector_are_refused_with_how_to_write_them() {
+        let refused = tag("ring=canary, env=prod").unwrap_err();
+        assert!(refused.contains("--selector ring=canary --selector env=prod"), "{refused}");
+        assert!(tag("ring=canary,").is_ok() && tag("note=a, b").is_ok() && tag("q=a,=b").is_ok());
+    }
+
+    #[test]
+    fn g13_bounds_that_are_not_named_stay_and_wider_ones_are_asked_about() {
+        let of = |percent, failures| Waves { percent, failures, paused: false };
+        let first = of(None, None).over(None, 10, Some(Failures::Percent(2)));
+        assert_eq!(first, json!({"maxConcurrentPercent": 10, "maxFailuresPercent": 2, "paused": false}));
+        let there =
+            json!({"properties": {"rollout": {"maxConcurrentPercent": 5, "maxFailuresPercent": 1, "paused": true}}});
+        let kept = of(None, None).over(Some(&there), 100, None);
+        assert_eq!(kept, there["properties"]["rollout"]);
+        assert_eq!(widens(&there, &kept), None);
+        let narrow = of(Some(4), Some(Failures::Percent(0))).over(Some(&there), 100, None);
+        assert_eq!(narrow, json!({"maxConcurrentPercent": 4, "maxFailuresPercent": 0, "paused": true}));
+        assert_eq!(widens(&there, &narrow), None);
+        for wide in [of(Some(6), None), of(None, Some(Failures::Percent(2))), of(None, Some(Failures::Number(1)))] {
+            let question = widens(&there, &wide.over(Some(&there), 100, None)).unwrap();
+            assert!(
+                question.contains("5% of the clusters at one time, with a pause when more than 1% failed"),
+                "{question}"
+            );
+        }
+    }
+
+    #[test]
+    fn g13_clusters_that_match_are_counted_and_none_is_a_warning() {
+        let page = |rows: Value, next: &str| json!({"value": rows, "nextLink": next});
+        let tags = tags(&[("ring".to_owned(), "a".to_owned()), ("env".to_owned(), "b".to_owned())]).unwrap();
+        let rows = json!([{"tags": {"Ring": "a", "env": "b"}}, {"tags": {"ring": "a"}}, {"name": "x"}]);
+        let said = |rows: &Value, next: &str| matching(&page(rows.clone(), next), &tags);
+        assert_eq!(said(&rows, "").unwrap(), "there is 1 cluster with env=b and ring=a now");
+        assert_eq!(said(&rows, "/next").unwrap(), "there are 1 or more clusters with env=b and ring=a now");
+        assert!(said(&json!([]), "").unwrap().starts_with("warning: there is no cluster with env=b and ring=a now"));
+        assert_eq!(said(&json!([]), "/next"), None);
+        assert_eq!(matching(&page(rows, ""), &Map::new()).unwrap(), "there are 3 clusters now");
     }
 }

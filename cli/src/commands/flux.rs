@@ -35,7 +35,7 @@ use self::{
     deployed_object::ObjectAction,
     kustomization::{KustomizationAction, Kustomizations},
     logs::LogsArgs,
-    source::{Kind, Source},
+    source::{Kind, Source, give_way},
     source_control::SourceControlAction,
 };
 use super::{
@@ -385,6 +385,9 @@ async fn update(args: UpdateArgs, common: &CommonArgs) -> Outcome<()> {
     let kind = args.source.kind.or(now).unwrap_or(Kind::Git);
     let mut properties = Map::new();
     args.source.fill(&mut properties, kind)?;
+    if now == Some(kind) {
+        give_way(&mut properties, kind, &there["properties"]);
+    }
     if let Some(now) = now.filter(|now| *now != kind) {
         args.source.check(kind)?;
         over_https(&mut properties);

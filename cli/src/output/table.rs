@@ -16,8 +16,14 @@ const LAST: usize = 2000;
 /// A column: its title, and where its value is, as a JSON pointer.
 pub type Column = (&'static str, &'static str);
 
+/// Columns of members of these names.
+pub fn named(order: &[String]) -> Vec<(String, String)> {
+    let pointer = |name: &str| format!("/{}", name.replace('~', "~0").replace('/', "~1"));
+    order.iter().map(|name| (shortened(name, CELL), pointer(name))).collect()
+}
+
 /// One line a row; a single object is one line a member.
-pub fn table(value: &Value, columns: Option<&[Column]>, colour: bool) -> String {
+pub fn table(value: &Value, columns: Option<&[(&str, &str)]>, colour: bool) -> String {
     match (value, columns) {
         (Value::Null, _) => String::new(),
         (Value::Array(rows), _) if rows.is_empty() => String::new(),
@@ -38,7 +44,7 @@ pub fn table(value: &Value, columns: Option<&[Column]>, colour: bool) -> String 
 }
 
 /// Values between tabs, a line a row, no titles.
-pub fn tsv(value: &Value, columns: Option<&[Column]>) -> String {
+pub fn tsv(value: &Value, columns: Option<&[(&str, &str)]>) -> String {
     let line = |row: &Value| match (row, columns) {
         (Value::Object(_), Some(columns)) => joined(columns.iter().map(|(_, at)| row.pointer(at))),
         (Value::Object(members), None) => joined(members.values().map(Some)),
@@ -56,7 +62,7 @@ fn joined<'a>(cells: impl Iterator<Item = Option<&'a Value>>) -> String {
     cells.map(|value| cell(value, usize::MAX)).collect::<Vec<_>>().join("\t")
 }
 
-fn grid(rows: &[Value], columns: Option<&[Column]>) -> (Vec<String>, Vec<Vec<String>>) {
+fn grid(rows: &[Value], columns: Option<&[(&str, &str)]>) -> (Vec<String>, Vec<Vec<String>>) {
     if let Some(columns) = columns {
         let titles = columns.iter().map(|(title, _)| title.to_uppercase()).collect();
         let length = |at: usize| if at + 1 == columns.len() { LAST } else { CELL };
@@ -157,6 +163,16 @@ mod tests {
         let shown = table(&rows, Some(COLUMNS), false);
         assert_eq!(shown.matches('x').count(), CELL - 1 + 300);
         assert_eq!(shown.matches('y').count(), LAST - 1);
+    }
+
+    #[test]
+    fn i2_columns_of_a_query_have_its_order_whatever_their_names() {
+        let named = named(&["n".to_owned(), "a/b~".to_owned()]);
+        let columns: Vec<_> = named.iter().map(|(title, at)| (title.as_str(), at.as_str())).collect();
+        let rows = json!([{"a/b~": 1, "n": "x"}, {"a/b~": 2, "n": "y"}]);
+        assert_eq!(table(&rows, Some(&columns), false), "N  A/B~\nx  1\ny  2");
+        assert_eq!(tsv(&rows, Some(&columns)), "x\t1\ny\t2");
+        assert_eq!(table(&rows[0], Some(&columns), false), "n     x\na/b~  1");
     }
 
     #[test]

@@ -337,7 +337,7 @@ impl Kind for FluxConfigurations {
                 rules::take_places(own, said, old);
             }
             rules::credentials(own, before(writing.old, old), &mut faults);
-            rules::through_gateway(own, &writing.control.snapshot().egress, &mut faults);
+            rules::through_gateway(own, old, &writing.control.snapshot().egress, &mut faults);
             rules::kustomizations(writing.id.name(), own, &mut faults);
             faults.truncate(FAULTS);
             if let Some(fault) = ErrorDetail::all(faults) {

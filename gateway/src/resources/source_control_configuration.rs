@@ -263,7 +263,7 @@ fn protected(own: &mut Map<String, Value>, faults: &mut Vec<ErrorDetail>) {
         if !SETTINGS.contains(&name.as_str()) {
             let message = format!("The protected setting '{shown}' is not known; known are {}.", SETTINGS.join(", "));
             fault(faults, "UnknownProperty", message, &at);
-        } else if let Err(wanted) = rules::base64(value.as_str().unwrap_or_default()) {
+        } else if let Err(wanted) = rules::setting(name, value.as_str().unwrap_or_default()) {
             fault(faults, "InvalidRequestContent", format!("The property 'properties.{at}' must be {wanted}."), &at);
         }
     }

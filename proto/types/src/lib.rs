@@ -14,6 +14,7 @@
 //! | [`limits`] | every bound on the wire, by name |
 //! | [`operator_params`] | parameters of Flux 1, as far as Flux 2 knows what they mean |
 //! | [`random`] | random bytes of the operating system |
+//! | [`ssh_private`] | whether a text is a private key of SSH that can be used |
 //! | [`version`] | versions and features that hello negotiates |
 //! | [`window`] | maintenance windows |
 
@@ -27,5 +28,6 @@ pub mod known_hosts;
 pub mod limits;
 pub mod operator_params;
 pub mod random;
+pub mod ssh_private;
 pub mod version;
 pub mod window;

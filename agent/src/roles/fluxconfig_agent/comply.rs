@@ -5,7 +5,7 @@
 //! meanwhile, for a minute at most, so that nothing is told where nothing has changed.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -31,6 +31,8 @@ const MESSAGE_CHARS_MIN: usize = 150;
 const CONDITIONS_MAX: usize = 6;
 /// Objects that a message of Flux names, of which is read.
 const NAMED_MAX: usize = 100;
+/// Other configurations that apply the same object, of which a message names as many.
+const OTHERS_NAMED: usize = 3;
 
 /// Whether something is as it is wanted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -281,7 +283,7 @@ pub struct Material<'a> {
     pub chart: &'a dyn Fn(&str, &str) -> Option<Judged>,
     /// Values of protected settings, which no text may show.
     pub hidden: &'a Hidden,
-    /// Ids of objects that another configuration owns too, and its name.
+    /// Ids of objects that are applied more than once, and by what else.
     pub shared: &'a [(String, String)],
 }
 
@@ -360,6 +362,13 @@ fn of_objects(judged: &Judged) -> (Compliance, Vec<(&str, &str, &str)>) {
     }
 }
 
+/// Whether Flux may not write the namespace of a kustomization, which it had found by another name in the repository: with the
+/// rights of a cluster it may.
+fn is_renamed_namespace(view: &View, message: &str) -> bool {
+    let refused = format!("Namespace/{} dry-run failed", view.namespace);
+    view.kind == FluxKind::Kustomization && message.contains(&refused) && message.contains("forbidden")
+}
+
 fn error_of(judged: &Judged, hidden: &Hidden) -> Option<String> {
     let failing = judged.compliance == Compliance::NonCompliant;
     let (kind, name) = (judged.view.kind.names().2, &judged.view.name);
@@ -375,6 +384,8 @@ fn error_of(judged: &Judged, hidden: &Hidden) -> Option<String> {
     } else if is_source && condition.message.contains("is too large: source-controller takes files of") {
         text +=
             "; make it smaller, or raise the setting source-controller.resources.limits.memory of the extension flux";
+    } else if is_renamed_namespace(&judged.view, &condition.message) {
+        text += "; in scope namespace every object is put into the configuration's own namespace, so that an object of kind Namespace becomes that one, whatever its name: leave such objects out, or use scope cluster";
     }
     Some(text)
 }
@@ -417,11 +428,15 @@ impl Material<'_> {
         };
         if let Some((id, other)) = self.shared.first() {
             let (count, text) = (self.shared.len(), parse(id).map(|(ns, name, _, kind)| format!("{kind} {ns}/{name}")));
-            let shared = format!(
-                "{count} objects are also applied by another configuration, and each undoes what the other does: {} by {}; leave them in one of the two repositories",
-                text.unwrap_or_else(|| id.clone()),
-                called(other)
-            );
+            let text = text.unwrap_or_else(|| id.clone());
+            let shared = match count {
+                1 => format!(
+                    "{text} is also applied by {other}, and each undoes what the other does; leave it in one place"
+                ),
+                _ => format!(
+                    "{count} objects are applied more than once, and each undoes what the other does, such as {text}, which is also applied by {other}; leave each in one place"
+                ),
+            };
             report.error = report.error.take().or(Some(shared));
         }
         report
@@ -470,7 +485,7 @@ impl Material<'_> {
                     if let Some((_, other)) = self.shared.iter().find(|(one, _)| one == id) {
                         value["statusConditions"] = json!([{
                             "type": "Shared", "status": "True", "reason": "AppliedTwice",
-                            "message": format!("it is also applied by the {}", called(other)),
+                            "message": format!("it is also applied by {other}"),
                         }]);
                     }
                     value
@@ -481,25 +496,55 @@ impl Material<'_> {
     }
 }
 
-/// Objects that several configurations own, by configuration: id and another owner, `max` of each.
+/// Objects that are applied more than once, by configuration: id, and by what else it is applied as a text, `max` of each.
+/// What is on its way out applies nothing.
 pub fn shared(kustomizations: &[Arc<View>], max: usize) -> HashMap<String, Vec<(String, String)>> {
-    let (mut owners, mut found) = (HashMap::<&str, &str>::new(), HashMap::<String, Vec<(String, String)>>::new());
-    for view in kustomizations {
+    /// A configuration and a kustomization.
+    type By<'a> = (&'a str, &'a str);
+    let mut all = HashMap::<&str, (By<'_>, BTreeSet<By<'_>>)>::new();
+    for view in kustomizations.iter().filter(|view| !view.deleting && view.replaced_by.is_none()) {
         let Some(owner) = view.owner.as_deref() else { continue };
+        let by = (owner, view.name.as_str());
         for id in view.inventory.iter() {
-            let first = *owners.entry(id).or_insert(owner);
-            if first == owner {
-                continue;
-            }
-            for (one, other) in [(first, owner), (owner, first)] {
-                let list = found.entry(one.to_owned()).or_default();
-                if list.len() < max && !list.iter().any(|(known, _)| known == id) {
-                    list.push((id.clone(), other.to_owned()));
-                }
+            let (first, more) = all.entry(id).or_insert((by, BTreeSet::new()));
+            if *first != by {
+                more.insert(by);
             }
         }
     }
+    let several: BTreeMap<_, _> = all.into_iter().filter(|(_, (_, more))| !more.is_empty()).collect();
+    let mut found = HashMap::<String, Vec<(String, String)>>::new();
+    for (id, (first, mut by)) in several {
+        by.insert(first);
+        let owners: BTreeSet<&str> = by.iter().map(|(owner, _)| *owner).collect();
+        for one in &owners {
+            let list = found.entry((*one).to_owned()).or_default();
+            if list.len() >= max {
+                continue;
+            }
+            let own: Vec<_> = by.iter().filter(|(owner, _)| owner == one).map(|(_, name)| *name).collect();
+            let other = match owners.len() {
+                1 => format!(
+                    "another kustomization of the same configuration ({})",
+                    listed(own.into_iter().map(str::to_owned))
+                ),
+                _ => listed(owners.iter().filter(|other| *other != one).map(|other| format!("the {}", called(other)))),
+            };
+            list.push((id.to_owned(), other));
+        }
+    }
     found
+}
+
+/// The first of several in a text.
+fn listed(all: impl Iterator<Item = String>) -> String {
+    let mut texts: Vec<_> = all.take(OTHERS_NAMED + 1).collect();
+    if texts.len() > OTHERS_NAMED {
+        texts.truncate(OTHERS_NAMED);
+        texts.push("others".to_owned());
+    }
+    let last = texts.pop().unwrap_or_default();
+    if texts.is_empty() { last } else { format!("{} and {last}", texts.join(", ")) }
 }
 
 #[cfg(test)]
@@ -803,8 +848,8 @@ mod tests {
         let mut second = (*kustomization("True", "R", "", &ids[1..])).clone();
         second.owner = Some("shop".to_owned());
         let found = shared(&[first.clone(), Arc::new(second)], 5);
-        assert_eq!(found["web"], [("team_two_apps_Deployment".to_owned(), "shop".to_owned())]);
-        assert_eq!(found["shop"], [("team_two_apps_Deployment".to_owned(), "web".to_owned())]);
+        assert_eq!(found["web"], [("team_two_apps_Deployment".to_owned(), "the configuration shop".to_owned())]);
+        assert_eq!(found["shop"], [("team_two_apps_Deployment".to_owned(), "the configuration web".to_owned())]);
         let (mut memory, now) = (Memory::default(), Instant::now());
         let (good, pulled) = (memory.judge(&first, MAIN, now), memory.judge(&source("True", ""), None, now));
         let told = Material {
@@ -816,7 +861,47 @@ mod tests {
             shared: &found["web"],
         }
         .report(false, 10);
-        assert!(told.error.unwrap().contains("Deployment team/two by configuration shop"));
+        let said = told.error.unwrap();
+        assert!(said.starts_with("Deployment team/two is also applied by the configuration shop, and each"), "{said}");
         assert_eq!(told.parts["team_two_apps_Deployment"]["statusConditions"][0]["type"], "Shared");
+    }
+
+    #[test]
+    fn g6_object_of_several_configurations_is_told_with_all_others() {
+        let ids = ["team_one_apps_Deployment", "team_two_apps_Deployment"];
+        let of = |owner: &str| {
+            let mut one = (*kustomization("True", "R", "", &ids)).clone();
+            (one.owner, one.name) = (Some(owner.to_owned()), format!("{owner}-apps"));
+            Arc::new(one)
+        };
+        let found = shared(&["a", "b", "c"].map(of), 5);
+        for (owner, others) in [("a", ["b", "c"]), ("b", ["a", "c"]), ("c", ["a", "b"])] {
+            let said = others.map(|one| format!("the configuration {one}")).join(" and ");
+            assert_eq!(found[owner], ids.map(|id| (id.to_owned(), said.clone())), "{owner}");
+        }
+        // Two kustomizations of one configuration, of which one is on its way out at last.
+        let [first, second] = ["a", "a"].map(of);
+        let mut second = (*second).clone();
+        second.name = "a-infra".to_owned();
+        let found = shared(&[first.clone(), Arc::new(second.clone())], 5);
+        assert_eq!(found["a"][0].1, "another kustomization of the same configuration (a-apps and a-infra)");
+        second.replaced_by = Some("a-apps".to_owned());
+        assert!(shared(&[first, Arc::new(second)], 5).is_empty());
+        let many = shared(&["a", "b", "c", "d", "e", "f"].map(of), 1);
+        assert_eq!(many["a"].len(), 1);
+        assert!(many["a"][0].1.ends_with("the configuration d and others"), "{}", many["a"][0].1);
+    }
+
+    #[test]
+    fn g7_namespace_that_kustomize_renamed_is_explained() {
+        let refused = "Namespace/team dry-run failed (Forbidden): namespaces \"team\" is forbidden: User \"system:serviceaccount:team:flux-applier\" cannot patch";
+        let mut memory = Memory::default();
+        let mut said = |message: &str| {
+            let judged =
+                memory.judge(&kustomization("False", "ReconciliationFailed", message, &[]), None, Instant::now());
+            error_of(&judged, &Hidden::default()).unwrap()
+        };
+        assert!(said(refused).contains("in scope namespace"));
+        assert!(!said(&refused.replace("team", "other")).contains("in scope namespace"));
     }
 }

@@ -156,8 +156,6 @@ fn named(path: &str) -> String {
 
 impl Configurations for GitConfigs {
     const IS_LATER: bool = true;
-    /// One path becomes one kustomization, so that another `--git-path` may bring the same objects by another one.
-    const HANDS_OVER: bool = true;
 
     fn properties(wanted: &Wanted) -> Result<Properties, Problem> {
         let properties = Old::read(&wanted.properties)?.translated()?;

@@ -15,12 +15,13 @@ use types::agent_api::{ObjectState, codes, compliance};
 use super::{
     Configurations, Own, Shown, Troubles,
     comply::{self, Compliance, Judged, Material, Memory},
+    handover,
     key::KeyPair,
     pins,
     place::{Place, SecretOwner},
     render::{Configuration, Proxy, Rendered, called, destination, named_secret, needs_key},
     spec::{Properties, Scope, Secrets},
-    views::{FluxKind, View, Views},
+    views::{FluxKind, Generations, View, Views},
 };
 use crate::{
     chain,
@@ -39,9 +40,6 @@ use crate::{
         },
     },
 };
-
-/// The generations of Flux's objects, by kind and name.
-type Generations = HashMap<(FluxKind, String), i64>;
 
 const KEPT_KEY: &str = "the Secret of a generated key";
 /// How often everything is looked at though nothing changed, and while something waits.
@@ -123,6 +121,15 @@ pub struct Made {
     kept_away: bool,
     /// When it was applied last, and the generations that Flux's objects had then, by kind and name.
     applied: Option<(Instant, Generations)>,
+}
+
+impl Made {
+    /// The name of a kustomization that is not wanted any more and stays for now, and what it waits for.
+    fn leaves<'v>(&self, view: &'v View) -> Option<(&'v str, &'v str)> {
+        let waits_for = view.replaced_by.as_deref().filter(|_| !view.deleting)?;
+        let is_wanted = self.rendered.kustomizations.values().any(|one| one["metadata"]["name"] == *view.name);
+        (!is_wanted).then_some((view.name.as_str(), waits_for))
+    }
 }
 
 /// Why nothing can be made of a configuration.
@@ -692,6 +699,14 @@ impl<G: Gateway, K: Configurations> Converge<'_, G, K> {
         place.namespace(&wanted.namespace).await?;
         place.applier(&wanted.namespace, wanted.scope).await?;
         place.secrets(name, &wanted.namespace, &wanted.secrets).await?;
+        let kinds = [FluxKind::Kustomization, FluxKind::GitRepository, FluxKind::Bucket, FluxKind::OciRepository];
+        let there = place.list(name, &kinds).await?;
+        // Before those that take their place are made: a process that ends between the two leaves what it waits for.
+        let leaving = handover::leaving(&there, wanted);
+        for one in leaving.iter().filter(|one| !one.is_held()) {
+            let held = place.flux(FluxKind::Kustomization, name, &one.held(name)).await?;
+            self.views.put(FluxKind::Kustomization, &held);
+        }
         let mut generations = HashMap::new();
         let kind_of = |kind: &serde_json::Value| FluxKind::SOURCES.into_iter().find(|one| kind == one.names().2);
         let source = kind_of(&wanted.source["kind"]).unwrap_or(FluxKind::GitRepository);
@@ -701,36 +716,26 @@ impl<G: Gateway, K: Configurations> Converge<'_, G, K> {
             self.views.put(kind, &made);
             generations.insert((kind, made.name_any()), made.metadata.generation.unwrap_or(0));
         }
-        let kinds = [FluxKind::Kustomization, FluxKind::GitRepository, FluxKind::Bucket, FluxKind::OciRepository];
-        for (kind, object) in place.list(name, &kinds).await? {
-            let is_wanted = generations.contains_key(&(kind, object.name_any()))
+        for (kind, object) in &there {
+            let is_wanted = generations.contains_key(&(*kind, object.name_any()))
                 && object.metadata.namespace.as_ref() == Some(&wanted.namespace);
-            let stays = K::HANDS_OVER
-                && kind == FluxKind::Kustomization
-                && !self.is_handed_over(&wanted.namespace, &generations);
-            if !is_wanted && !stays && object.metadata.deletion_timestamp.is_none() {
-                tracing::info!(
-                    object = item.name,
-                    kind = kind.names().2,
-                    name = object.name_any(),
-                    "removed from a configuration"
-                );
-                place.delete(kind, name, &object).await?;
+            if is_wanted || object.metadata.deletion_timestamp.is_some() {
+                continue;
             }
+            let waits = leaving.iter().find(|one| std::ptr::eq(one.object, object));
+            if waits.is_some_and(|one| !handover::is_done(self.views, &wanted.namespace, &generations, &one.waits_for))
+            {
+                continue;
+            }
+            tracing::info!(
+                object = item.name,
+                kind = kind.names().2,
+                name = object.name_any(),
+                "removed from a configuration"
+            );
+            place.retire(*kind, name, object, waits.is_some()).await?;
         }
         Ok(generations)
-    }
-
-    /// Whether Flux has applied all of these, at the revision that the source has now: what they have in common with a
-    /// kustomization that goes is theirs then, and is not removed with it.
-    fn is_handed_over(&self, namespace: &str, wanted: &Generations) -> bool {
-        let views = wanted.keys().map(|(kind, name)| self.views.get(*kind, namespace, name));
-        let Some(views) = views.collect::<Option<Vec<_>>>() else { return false };
-        let revision = views.iter().find_map(|view| view.revision.as_ref());
-        let is_ready = |view: &View| view.condition("Ready").is_some_and(|ready| ready.status == "True");
-        let has_applied = |view: &View| view.kind != FluxKind::Kustomization || view.applied.as_ref() == revision;
-        revision.is_some()
-            && views.iter().all(|view| view.observed == view.generation && is_ready(view) && has_applied(view))
     }
 
     /// It was applied.
@@ -820,6 +825,7 @@ impl<G: Gateway, K: Configurations> Converge<'_, G, K> {
             status.shown = Shown { status_updated_at: Some(spell(now)), ..shown };
         }
         let waits = self.settle(&mut status, &item, made, report.compliance, now);
+        self.tell_leaving(&mut status, &item, made, now);
         self.progress.save(name, &status).await;
         if news {
             self.store.nudge();
@@ -829,7 +835,11 @@ impl<G: Gateway, K: Configurations> Converge<'_, G, K> {
 
     /// What Flux says of a configuration.
     fn report(&self, name: &str, made: &Made, shared: &[(String, String)]) -> comply::Report {
-        let (source, kustomizations) = self.judged(name);
+        let (source, mut kustomizations) = self.judged(name);
+        // It is suspended because it waits, and the configuration is not.
+        for one in kustomizations.iter_mut().filter(|one| made.leaves(&one.view).is_some()) {
+            one.compliance = Compliance::Pending;
+        }
         let chart = |namespace: &str, name: &str| {
             let view = self.views.get(FluxKind::HelmRelease, namespace, name)?;
             Some(locked(&self.memory).judge(&view, None, Instant::now()))
@@ -857,6 +867,23 @@ impl<G: Gateway, K: Configurations> Converge<'_, G, K> {
         let judge = |view| comply::anew(source.as_ref(), memory.judge(view, revision.as_deref(), now));
         let judged = kustomizations.map(judge).collect();
         (source, judged)
+    }
+
+    /// Says which kustomizations left and stay for now; of what was never made here nothing is known.
+    fn tell_leaving(&self, status: &mut Status<K>, item: &Item<K>, made: &Made, now: SystemTime) {
+        let views = self.views.of(&K::owner(&item.name));
+        let leaving: Vec<_> = views.iter().filter_map(|view| made.leaves(view)).collect();
+        let Some(message) = handover::told(&leaving) else {
+            status.statuses.retain(|line| line.code != handover::LINE);
+            return;
+        };
+        if status.statuses.iter().any(|line| line.code == handover::LINE && line.message == message) {
+            return;
+        }
+        status.line(handover::LINE, "Handing over", "Information", &message, now);
+        let happened =
+            Happened { phase: Phase::Upgrade, warning: false, reason: handover::LINE, message: &message, object: None };
+        status.event(operation(item), &happened, now);
     }
 
     fn tell_change(&self, status: &mut Status<K>, item: &Item<K>, shown: &Shown, now: SystemTime) {
@@ -990,24 +1017,15 @@ impl<G: Gateway, K: Configurations> Converge<'_, G, K> {
             if left.is_empty() {
                 continue;
             }
-            let (mut late, mut stays) = (Vec::new(), Vec::new());
+            let mut late = Vec::new();
             for (kind, object) in left {
                 // By the apiserver's word: Flux had that long, whatever held this role up.
                 let asked = object.metadata.deletion_timestamp.as_ref().map(|at| SystemTime::from(at.0));
                 match asked.map(|asked| now.duration_since(asked).unwrap_or_default()) {
-                    None => {
-                        let spec = &object.data["spec"];
-                        if spec["suspend"] == true && spec["prune"] == true {
-                            stays.push(object.name_any());
-                        }
-                        place.delete(kind, &owner, &object).await?;
-                    }
+                    None => place.retire(kind, &owner, &object, false).await?,
                     Some(passed) if passed >= bound && Place::is_held(&object) => late.push((kind, object, passed)),
                     Some(_) => {}
                 }
-            }
-            if !stays.is_empty() {
-                self.not_pruned(item, &mut status, &stays, now).await;
             }
             if !late.is_empty() {
                 self.is_late(item, status, late, controller).await?;
@@ -1041,22 +1059,6 @@ impl<G: Gateway, K: Configurations> Converge<'_, G, K> {
             }
         }
         Ok(true)
-    }
-
-    /// Flux removes nothing of what is suspended; says what stays.
-    async fn not_pruned(&self, item: &Item<K>, status: &mut Status<K>, names: &[String], now: SystemTime) {
-        let first: Vec<_> = names.iter().take(5).map(String::as_str).collect();
-        let message = format!(
-            "{} kustomizations were suspended when the configuration was removed ({}): Flux leaves what they had applied where it is, although prune is set",
-            names.len(),
-            first.join(", ")
-        );
-        tracing::warn!(object = item.name, message, "a suspended configuration is taken down");
-        status.line("NotPruned", "Not pruned", "Warning", &message, now);
-        let happened =
-            Happened { phase: Phase::Delete, warning: true, reason: "NotPruned", message: &message, object: None };
-        status.event(operation(item), &happened, now);
-        self.progress.save(&item.name, status).await;
     }
 
     /// Flux has not ended what it had to: it has longer where it is at work, and otherwise its finalizers are taken off. Says

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use types::agent_api::encode;
 
 use super::{
-    NAME,
+    NAME, handover,
     pins::FLUX,
     render::{APPLIER, MANAGED, MANAGER, called, label_of, labels_of, owner_of},
     spec::Scope,
@@ -415,11 +415,21 @@ impl Place<'_> {
         }
     }
 
-    /// Deletes an object of Flux, which Flux's finalizer may keep for a time.
+    /// Deletes an object of Flux, which Flux's finalizer may keep for a time. `was_held`: it was suspended since it was read.
     ///
     /// # Errors
     /// When it cannot be deleted.
-    pub async fn delete(&self, kind: FluxKind, configuration: &str, object: &DynamicObject) -> Result<(), Problem> {
+    pub async fn retire(
+        &self,
+        kind: FluxKind,
+        configuration: &str,
+        object: &DynamicObject,
+        was_held: bool,
+    ) -> Result<(), Problem> {
+        let first = handover::before_deletion(object, configuration, was_held);
+        if let Some(first) = first.filter(|_| kind == FluxKind::Kustomization) {
+            self.flux(kind, configuration, &first).await?;
+        }
         let name = object.metadata.name.as_deref().unwrap_or_default();
         let at = At { resource: kind.resource(), namespace: object.metadata.namespace.as_deref(), name };
         self.remove(&at, Whose::Of(configuration)).await.map(|_| ())

@@ -24,6 +24,8 @@ pub const SOURCE_CONTROL_OWNER: &str = "towline.io/gitconfig";
 /// What the names of a source control configuration's objects begin with, and in this process what it is called as an owner.
 /// Flux configurations have no dot in their names, so that no object of theirs has such a name.
 pub const SOURCE_CONTROL: &str = "git.";
+/// On a kustomization that leaves a configuration: names of the kustomizations that it waits for, with commas between them.
+pub const REPLACED_BY: &str = "towline.io/replaced-by";
 /// The service account that applies what is pulled.
 pub const APPLIER: &str = "flux-applier";
 /// The group of sources, with the version that is written.

@@ -227,6 +227,18 @@ impl Stage {
         self.says(&format!("{SOURCES}/{name}"), "True", "Succeeded", artifact);
     }
 
+    /// A kustomization has applied everything for the first time, and something of it does not get healthy: as
+    /// kustomize-controller says that, which has not observed the generation then.
+    fn unhealthy(&self, path: &str, revision: &str) {
+        let generation = self.get(path)["metadata"]["generation"].clone();
+        let ready = json!({
+            "type": "Ready", "status": "False", "reason": "HealthCheckFailed", "message": "timeout",
+            "lastTransitionTime": "2026-11-27T10:00:00Z", "observedGeneration": generation,
+        });
+        let status = json!({"observedGeneration": -1, "conditions": [ready], "lastAttemptedRevision": revision});
+        self.map.change(path, json!({ "status": status }));
+    }
+
     fn applied(&self, name: &str, revision: &str, ids: &[&str]) {
         let entries: Vec<_> = ids.iter().map(|id| json!({"id": id, "v": "v1"})).collect();
         let more = json!({"lastAppliedRevision": revision, "lastAttemptedRevision": revision, "inventory": {"entries": entries}});
@@ -560,11 +572,118 @@ async fn g11_finalizers_of_others_stay_and_nothing_is_left_where_the_record_was_
     stage.until("let go", || stage.get(&applied)["metadata"]["finalizers"] == json!(["example.org/x"])).await;
     stage.map.all().remove(&applied);
     stage.until("gone", || stage.told(|one| one.state == ObjectState::Deleted)).await;
-    let lines = stage.last().unwrap().statuses;
-    assert!(lines.iter().any(|line| line.code == "NotPruned" && line.message.contains("web-apps")), "{lines:#?}");
     for path in [BINDING, "/api/v1/namespaces/team/secrets/web-auth"] {
         assert!(!stage.has(path), "{path}");
     }
+}
+
+/// Flux's finalizer, so that what is deleted stays to be looked at.
+fn held() -> Value {
+    json!({"metadata": {"finalizers": ["finalizers.fluxcd.io"]}})
+}
+
+#[tokio::test]
+async fn g11_a_kustomization_that_is_renamed_stays_until_the_new_one_has_applied() {
+    let stage = Stage::new();
+    stage.wants(vec![object("web", 1, properties("cluster", &["apps", "infra"]))]);
+    let is_made =
+        |generation: i64| stage.told(|one| one.generation == generation && one.state == ObjectState::Succeeded);
+    stage.until("made", || is_made(1)).await;
+    let path = |name: &str| format!("{KUSTOMIZATIONS}/web-{name}");
+    let (apps, applications) = (path("apps"), path("applications"));
+    stage.pulled("web", "main@sha1:a");
+    stage.applied("web-apps", "main@sha1:a", &["team_one_apps_Deployment"]);
+    stage.applied("web-infra", "main@sha1:a", &[]);
+    stage.until("compliant", || stage.told(|one| compliance(one) == Some("Compliant"))).await;
+    stage.map.change(&apps, held());
+    stage.wants(vec![object("web", 2, properties("cluster", &["applications", "infra"]))]);
+    stage.until("made", || is_made(2) && stage.has(&applications)).await;
+    let handing = |one: &ObjectStatus| {
+        let line = one.statuses.iter().find(|line| line.code == "HandingOver");
+        line.is_some_and(|line| line.message.starts_with("web-apps left the configuration"))
+    };
+    stage.until("told", || stage.last().is_some_and(|one| handing(&one) && compliance(&one) == Some("Pending"))).await;
+    let waits = |path: &str| {
+        let one = stage.get(path);
+        one["spec"]["suspend"] == true
+            && one["metadata"]["annotations"]["towline.io/replaced-by"] == "web-applications"
+            && one["metadata"]["deletionTimestamp"].is_null()
+    };
+    assert!(waits(&apps), "{}", stage.get(&apps));
+    // One that fails has taken nothing over, and neither has one that is at another revision.
+    stage.says(&applications, "False", "ReconciliationFailed", json!({"lastAttemptedRevision": "main@sha1:a"}));
+    stage.until("failed", || stage.last().is_some_and(|one| compliance(&one) == Some("Non-Compliant"))).await;
+    assert!(waits(&apps) && stage.last().is_some_and(|one| handing(&one)), "{:#?}", stage.last());
+    // Another process goes on; whether what was applied gets healthy is not waited for.
+    stage.unhealthy(&applications, "main@sha1:a");
+    stage.until("deleted", || !stage.get(&apps)["metadata"]["deletionTimestamp"].is_null()).await;
+    let last = stage.get(&apps);
+    assert_eq!(
+        (&last["spec"]["suspend"], &last["spec"]["dependsOn"]),
+        (&json!(false), &json!([{"name": "web-apps"}])),
+        "Flux prunes it, and applies nothing more of it"
+    );
+    stage.map.all().remove(&apps);
+    stage.applied("web-applications", "main@sha1:a", &["team_one_apps_Deployment"]);
+    stage.until("compliant", || stage.last().is_some_and(|one| compliance(&one) == Some("Compliant"))).await;
+    assert!(!handing(&stage.last().unwrap()));
+}
+
+#[tokio::test]
+async fn g11_what_leaves_waits_for_nothing_where_nothing_comes_in_its_place() {
+    let stage = Stage::new();
+    stage.wants(vec![object("web", 1, properties("cluster", &["apps", "infra"]))]);
+    stage.until("applied", || stage.told(|one| one.state == ObjectState::Succeeded)).await;
+    // Flux has applied nothing yet, and neither what stays nor what comes from the same place is of interest.
+    stage.wants(vec![object("web", 2, properties("cluster", &["infra"]))]);
+    stage.until("removed", || !stage.has(&format!("{KUSTOMIZATIONS}/web-apps"))).await;
+    // A folder that becomes a part of another one's: that one has to apply first.
+    stage.wants(vec![object("web", 3, properties("cluster", &["apps", "infra"]))]);
+    stage.until("made", || stage.has(&format!("{KUSTOMIZATIONS}/web-apps"))).await;
+    let mut wider = properties("cluster", &["infra"]);
+    wider["kustomizations"]["infra"]["path"] = json!("./all");
+    stage.wants(vec![object("web", 4, wider.clone())]);
+    let is_held = |by: &str| {
+        stage.get(&format!("{KUSTOMIZATIONS}/web-apps"))["metadata"]["annotations"]["towline.io/replaced-by"] == by
+    };
+    stage.until("held", || is_held("web-infra")).await;
+    // What it waits for is not wanted any more.
+    wider["kustomizations"] = json!({});
+    stage.wants(vec![object("web", 5, wider)]);
+    stage.until("removed", || !stage.has(&format!("{KUSTOMIZATIONS}/web-apps"))).await;
+}
+
+#[tokio::test]
+async fn g11_what_is_suspended_is_pruned_too_when_it_is_removed() {
+    let stage = Stage::new();
+    let wanted = |generation: i64, names: &[&str]| {
+        let mut web = object("web", generation, properties("cluster", names));
+        web.spec.as_mut().unwrap()["suspend"] = json!(true);
+        web
+    };
+    stage.wants(vec![wanted(1, &["a", "b"])]);
+    stage.until("applied", || stage.told(|one| one.state == ObjectState::Succeeded)).await;
+    let path = |name: &str| format!("{KUSTOMIZATIONS}/web-{name}");
+    let is_to_prune = |name: &str| {
+        let one = stage.get(&path(name));
+        one["spec"]["suspend"] == false
+            && one["spec"]["dependsOn"] == json!([{"name": format!("web-{name}")}])
+            && !one["metadata"]["deletionTimestamp"].is_null()
+    };
+    for name in ["a", "b"] {
+        stage.map.change(&path(name), held());
+    }
+    stage.wants(vec![wanted(2, &["b"])]);
+    stage.until("pruned", || is_to_prune("a")).await;
+    assert_eq!(stage.get(&path("b"))["spec"]["suspend"], true);
+    stage.map.all().remove(&path("a"));
+    let mut gone = wanted(3, &["b"]);
+    gone.deleting = true;
+    stage.wants(vec![gone]);
+    stage.until("pruned", || is_to_prune("b")).await;
+    assert_eq!(stage.get(&format!("{SOURCES}/web"))["spec"]["suspend"], true, "nothing newer is pulled");
+    stage.map.all().remove(&path("b"));
+    stage.until("gone", || stage.told(|one| one.state == ObjectState::Deleted)).await;
 }
 
 #[tokio::test]

@@ -2,7 +2,7 @@
 //! The objects of charts that a kustomization applied (HelmRelease) are watched where there are any.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashSet},
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -17,7 +17,7 @@ use serde_json::Value;
 use tokio::sync::watch;
 use types::agent_api::PARTS_OF_AN_OBJECT;
 
-use super::render::{MANAGED, MANAGER, owner_of, repository_of};
+use super::render::{MANAGED, MANAGER, REPLACED_BY, owner_of, repository_of};
 use crate::{chain, roles::objects::state::bounded};
 
 /// Objects of all kinds that are kept at most.
@@ -87,6 +87,9 @@ impl FluxKind {
     }
 }
 
+/// The generations of Flux's objects, by kind and name.
+pub type Generations = HashMap<(FluxKind, String), i64>;
+
 /// A condition of an object.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Condition {
@@ -100,6 +103,8 @@ pub struct Condition {
     pub message: String,
     /// When it last changed, RFC 3339.
     pub time: String,
+    /// Of which generation of the object that was said.
+    pub generation: i64,
 }
 
 /// What is read of one of Flux's objects.
@@ -123,6 +128,8 @@ pub struct View {
     pub deleting: bool,
     /// Whether it is suspended.
     pub suspended: bool,
+    /// What a kustomization waits for that is not wanted any more: names with commas between them.
+    pub replaced_by: Option<String>,
     /// Rises with its spec.
     pub generation: i64,
     /// Of which generation the status is.
@@ -157,6 +164,7 @@ impl View {
                 reason: text("reason"),
                 message: bounded(&text("message"), MESSAGE_CHARS),
                 time: text("lastTransitionTime"),
+                generation: one["observedGeneration"].as_i64().unwrap_or(0),
             }
         });
         let entries = status["inventory"]["entries"].as_array().into_iter().flatten().take(PARTS_OF_AN_OBJECT);
@@ -171,6 +179,7 @@ impl View {
             timeout: is_own.then(|| timeout(&spec["timeout"])),
             deleting: meta.deletion_timestamp.is_some(),
             suspended: spec["suspend"].as_bool().unwrap_or(false),
+            replaced_by: meta.annotations.as_ref().and_then(|all| all.get(REPLACED_BY)).filter(|_| is_own).cloned(),
             generation: meta.generation.unwrap_or(0),
             observed: status["observedGeneration"].as_i64().unwrap_or(0),
             conditions: conditions.collect(),

@@ -70,7 +70,11 @@ pub(crate) fn wrong(what: &str, err: &kube::Error) -> String {
 
 /// A problem with something that a role makes or reads for an object.
 pub(crate) fn failed(what: &str, err: &kube::Error) -> Problem {
-    let message = format!("{what}: {}", chain(err));
+    let message = match err {
+        // The client library shows the whole answer in the language's notation; what the apiserver says is its message.
+        kube::Error::Api(status) if !status.message.is_empty() => format!("{what}: {}", status.message),
+        _ => format!("{what}: {}", chain(err)),
+    };
     match err {
         kube::Error::Api(status) if status.code == 403 && status.message.contains("is being terminated") => {
             let message = format!("{message}; wait for its end, and see what keeps it");

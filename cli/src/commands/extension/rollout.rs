@@ -9,7 +9,10 @@ use serde_json::{Value, json};
 use super::{
     super::{
         CommonArgs, confirm,
-        fleet::{self, Assignment, Failures, Named, Words, failures, row, scope, tag, tags},
+        fleet::{
+            self, Assignment, Failures, Named, Waves, Words, failures, row, say_matching, say_paused, scope, tag, tags,
+            widens,
+        },
         names,
     },
     EXTENSIONS,
@@ -37,6 +40,9 @@ const COLUMNS: &[Column] = &[
 ];
 const CLUSTERS: &[Column] =
     &[("Cluster", "/name"), ("ResourceGroup", "/resourceGroup"), ("State", "/state"), ("Message", "/message")];
+/// Of a new rollout: percent of the clusters at one time, and how many may fail.
+const FIRST_PERCENT: u8 = 10;
+const FIRST_FAILURES: Failures = Failures::Percent(2);
 /// How it is shown.
 const WORDS: Words = Words {
     clusters: CLUSTERS,
@@ -114,15 +120,18 @@ pub struct StartArgs {
     /// Only clusters with this tag; with all of them, where several are given
     #[arg(long, value_name = "TAG=VALUE", value_parser = tag)]
     pub selector: Vec<(String, String)>,
-    /// So many of a hundred clusters at one time; one in any case
-    #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(1..=100), default_value = "10")]
-    pub percent: u8,
-    /// Pause when more clusters than this failed: a number, or a share such as 5%
-    #[arg(long, value_name = "NUMBER|PERCENT%", value_parser = failures, default_value = "2%")]
-    pub max_failures: Failures,
-    /// Begin paused
+    /// So many of a hundred clusters at one time, one in any case; as before without this, and 10 at first
+    #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(1..=100))]
+    pub percent: Option<u8>,
+    /// Pause when more clusters than this failed: a number, or a share such as 5%; as before without this, and 2% at first
+    #[arg(long, value_name = "NUMBER|PERCENT%", value_parser = failures)]
+    pub max_failures: Option<Failures>,
+    /// Begin paused; what is paused stays so until it is resumed
     #[arg(long)]
     pub paused: bool,
+    /// Do not ask where more clusters are reached at one time or may fail than before
+    #[arg(short = 'y', long)]
+    pub yes: bool,
 }
 
 /// `towline extension rollout <action>`.
@@ -145,23 +154,29 @@ pub async fn run(action: RolloutAction, common: &CommonArgs) -> Outcome<()> {
 
 async fn start(args: &StartArgs, common: &CommonArgs) -> Outcome<()> {
     let context = Context::open(&common.context).await?;
-    let mut selector = json!({"tags": tags(&args.selector)?});
+    let tags = tags(&args.selector)?;
+    let mut selector = json!({"tags": &tags});
     if !args.clusters.is_empty() {
         let ids = args.clusters.iter().map(|named| cluster(&context, args.resource_group.as_deref(), named));
         selector["clusters"] = ids.collect::<Outcome<Vec<String>>>()?.into();
     }
-    let mut waves = json!({"maxConcurrentPercent": args.percent, "paused": args.paused});
-    args.max_failures.put(&mut waves);
     let template = json!({
         "type": format!("{EXTENSIONS}"), "name": args.extension, "existing": true,
         "properties": {"extensionType": args.kind, "version": args.version},
     });
-    let body = json!({"properties": {"selector": &selector, "template": template, "rollout": waves}});
+    let mut body = json!({"properties": {"selector": &selector, "template": template}});
     let named = Named { name: args.name.clone(), resource_group: args.resource_group.clone() };
     let open = Assignment::open(&named, LIST, common).await?;
-    if let Some(there) = open.api.find(&open.target).await? {
-        is_one(&there.body)?;
+    let there = open.api.find(&open.target).await?.map(|there| there.body);
+    let waves = Waves { percent: args.percent, failures: args.max_failures, paused: args.paused };
+    let rollout = waves.over(there.as_ref(), FIRST_PERCENT, Some(FIRST_FAILURES));
+    if let Some(there) = &there {
+        is_one(there)?;
+        if let Some(question) = widens(there, &rollout) {
+            confirm(&question, args.yes).await?;
+        }
     }
+    body["properties"]["rollout"] = rollout;
     let made = open.api.put(&open.target, &body).await?.body;
     for id in selector["clusters"].as_array().into_iter().flatten().filter_map(Value::as_str) {
         // A name that was mistyped would be a rollout that is complete, to no cluster.
@@ -170,7 +185,11 @@ async fn start(args: &StartArgs, common: &CommonArgs) -> Outcome<()> {
             say(&format!("warning: there is no cluster {name}; it has no part in the rollout until there is one"));
         }
     }
+    if args.clusters.is_empty() {
+        say_matching(&context, args.resource_group.as_deref(), &tags).await?;
+    }
     output::print(&row(&made), &common.output, COLUMNS)?;
+    say_paused(&made, "towline extension rollout resume", &named);
     say(&format!("see how far it is: towline extension rollout status {}", named.options()));
     Ok(())
 }

@@ -11,7 +11,10 @@ use serde_json::{Map, Value, json};
 use super::{
     super::{
         CommonArgs, confirm,
-        fleet::{self, Assignment, Failures, Named, Words, failures, row, scope, tag, tags},
+        fleet::{
+            self, Assignment, Failures, Named, Waves, Words, failures, row, say_matching, say_paused, scope, tag, tags,
+            widens,
+        },
         names, rest,
     },
     CONFIGURATIONS,
@@ -45,6 +48,8 @@ const CLUSTERS: &[Column] = &[
     ("Commit", "/commit"),
     ("Message", "/message"),
 ];
+/// Percent of the clusters that a new assignment reaches at one time.
+const ALL_AT_ONCE: u8 = 100;
 /// How it is shown.
 const WORDS: Words =
     Words { clusters: CLUSTERS, none: "no cluster matches", has: |_| "comply".to_owned(), says_non_compliant: true };
@@ -73,16 +78,17 @@ pub struct ApplyArgs {
     /// The clusters of all resource groups of the subscription
     #[arg(long)]
     pub whole_subscription: bool,
-    /// So many of a hundred clusters at one time
-    #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(1..=100), default_value = "100")]
-    pub percent: u8,
-    /// Pause when more clusters than this failed or do not comply: a number, or a share such as 10%
+    /// So many of a hundred clusters at one time; as before without this, and all of them at first
+    #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(1..=100))]
+    pub percent: Option<u8>,
+    /// Pause when more clusters than this failed or do not comply: a number, or a share such as 10%; as before without this
     #[arg(long, value_name = "NUMBER|PERCENT%", value_parser = failures)]
     pub max_failures: Option<Failures>,
-    /// Begin paused
+    /// Begin paused; what is paused stays so until it is resumed
     #[arg(long)]
     pub paused: bool,
-    /// Do not ask where clusters may lose the configuration, because others are selected than before
+    /// Do not ask where clusters may lose the configuration, because others are selected than before, or where more clusters
+    /// are reached at one time or may fail than before
     #[arg(short = 'y', long)]
     pub yes: bool,
 }
@@ -133,20 +139,22 @@ pub async fn apply(args: &ApplyArgs, common: &CommonArgs) -> Outcome<()> {
     let named = Named { name: args.name.clone(), resource_group: args.resource_group.clone() };
     let called = args.configuration.clone().or(name).unwrap_or_else(|| args.name.clone());
     let tags = tags(&args.selector)?;
-    let mut rollout = json!({"maxConcurrentPercent": args.percent, "paused": args.paused});
-    if let Some(most) = args.max_failures {
-        most.put(&mut rollout);
-    }
     let template = json!({"type": CONFIGURATIONS.to_string(), "name": called, "properties": properties});
-    let body = json!({"properties": {"selector": {"tags": tags}, "template": template, "rollout": rollout}});
+    let mut body = json!({"properties": {"selector": {"tags": tags}, "template": template}});
     let open = Assignment::open(&named, LIST, common).await?;
-    if let Some(there) = open.api.find(&open.target).await?
-        && let Some(question) = selects_others(&there.body, &body)
-    {
-        confirm(&question, args.yes).await?;
+    let there = open.api.find(&open.target).await?.map(|there| there.body);
+    let waves = Waves { percent: args.percent, failures: args.max_failures, paused: args.paused };
+    body["properties"]["rollout"] = waves.over(there.as_ref(), ALL_AT_ONCE, None);
+    if let Some(there) = &there {
+        let questions = [selects_others(there, &body), widens(there, &body["properties"]["rollout"])];
+        for question in questions.into_iter().flatten() {
+            confirm(&question, args.yes).await?;
+        }
     }
     let made = open.api.put(&open.target, &body).await?.body;
+    say_matching(&Context::open(&common.context).await?, args.resource_group.as_deref(), &tags).await?;
     output::print(&row(&made), &common.output, COLUMNS)?;
+    say_paused(&made, "towline flux assignment resume", &named);
     say(&format!("see how far its clusters are: towline flux assignment show {}", named.options()));
     Ok(())
 }

@@ -491,8 +491,47 @@ impl Blob {
     }
 }
 
+/// Takes away what a source has (of the properties that are `there`) and what does not go with those that are given: as one
+/// version takes the place of another, so does one way of signing in. Null is what PATCH takes away.
+pub fn give_way(properties: &mut Map<String, Value>, kind: Kind, there: &Value) {
+    let credentials: &[&str] = match kind {
+        Kind::Git => &["httpsUser", "httpsCACert", "sshKnownHosts"],
+        Kind::Bucket => &["accessKey"],
+        Kind::AzBlob => &["accountKey", "sasToken", "servicePrincipal", "managedIdentity"],
+        Kind::Oci => &[],
+    };
+    let there = &there[kind.property()];
+    let is_set = |own: Option<&Value>| own.is_some_and(|value| !value.is_null());
+    let gives_sealed = properties.get(PROTECTED).is_some();
+    let mut own = match properties.remove(kind.property()) {
+        Some(Value::Object(own)) => own,
+        _ => Map::new(),
+    };
+    let gives = |name: &str| is_set(own.get(name));
+    let mut gone: Vec<&str> = Vec::new();
+    if gives("localAuthRef") {
+        gone.extend(credentials);
+    } else if gives_sealed || credentials.iter().any(|name| gives(name)) {
+        gone.push("localAuthRef");
+    }
+    let is_http = |url: &str| url.starts_with("https://") || url.starts_with("http://");
+    if let (Kind::Git, Some(new), Some(old)) = (kind, own.get("url").and_then(Value::as_str), there["url"].as_str()) {
+        match (is_http(old), is_http(new)) {
+            (true, false) => gone.extend(["httpsUser", "httpsCACert"]),
+            (false, true) => gone.push("sshKnownHosts"),
+            _ => {}
+        }
+    }
+    gone.retain(|name| !gives(name) && (is_set(there.get(*name)) || kind == Kind::AzBlob));
+    own.extend(gone.into_iter().map(|name| (name.to_owned(), Value::Null)).collect::<Vec<_>>());
+    if !own.is_empty() {
+        properties.insert(kind.property().to_owned(), own.into());
+    }
+}
+
+/// A text as a property; an empty one takes the property away.
 fn text(text: Option<&String>) -> Option<Value> {
-    text.map(|text| text.as_str().into())
+    text.map(|text| if text.is_empty() { Value::Null } else { text.as_str().into() })
 }
 
 fn encoded(typed: Option<&SecretString>, file: Option<&PathBuf>, options: Options) -> Outcome<Option<Value>> {
@@ -604,6 +643,42 @@ mod tests {
         }});
         assert_eq!(filled(&source, Kind::Oci).unwrap(), expected);
         assert!(named_file("cosign.pub").is_err() && signer("issuer").is_err());
+    }
+
+    #[test]
+    fn g3_one_way_of_signing_in_takes_the_place_of_another() {
+        let after = |given: Value, there: Value| {
+            let mut properties = given.as_object().unwrap().clone();
+            give_way(&mut properties, Kind::Git, &json!({"gitRepository": there}));
+            Value::Object(properties)
+        };
+        let git = |own: Value| json!({"gitRepository": own});
+        let https =
+            json!({"url": "https://git.test/a", "httpsUser": "u", "httpsCACert": "YQ==", "sshKnownHosts": null});
+        assert_eq!(
+            after(git(json!({"localAuthRef": "mine"})), https.clone()),
+            git(json!({"localAuthRef": "mine", "httpsUser": null, "httpsCACert": null}))
+        );
+        let named = json!({"url": "https://git.test/a", "localAuthRef": "mine"});
+        assert_eq!(
+            after(git(json!({"httpsUser": "u"})), named.clone()),
+            git(json!({"httpsUser": "u", "localAuthRef": null}))
+        );
+        let sealed = json!({"configurationProtectedSettings": {"httpsKey": "YQ=="}});
+        assert_eq!(after(sealed, named.clone())["gitRepository"], json!({"localAuthRef": null}));
+        assert_eq!(
+            after(git(json!({"url": "git@git.test:a", "sshKnownHosts": "YQ=="})), https.clone()),
+            git(json!({"url": "git@git.test:a", "sshKnownHosts": "YQ==", "httpsUser": null, "httpsCACert": null}))
+        );
+        // What says nothing of signing in changes nothing of it.
+        for there in [https, named] {
+            assert_eq!(
+                after(git(json!({"url": "https://git.test/b"})), there.clone()),
+                git(json!({"url": "https://git.test/b"}))
+            );
+            assert_eq!(after(json!({}), there), json!({}));
+        }
+        assert_eq!(super::text(Some(&String::new())), Some(Value::Null));
     }
 
     #[test]

@@ -33,6 +33,9 @@ fn https() -> Value {
     }})
 }
 
+/// As much of a private key as the gateway reads.
+const KEY: &[u8] = b"-----BEGIN RSA PRIVATE KEY-----\nZ2VoZWltLTI=\n-----END RSA PRIVATE KEY-----\n";
+
 /// Lines of `known_hosts`.
 fn known_hosts() -> String {
     types::known_hosts::built_in("git@github.com:x").unwrap()
@@ -41,7 +44,7 @@ fn known_hosts() -> String {
 fn ssh() -> Value {
     json!({"properties": {
         "repositoryUrl": "git@example.com:team/shop", "sshKnownHostsContents": encode(known_hosts().as_bytes()),
-        "configurationProtectedSettings": {"sshPrivateKey": encode(b"geheim-2")},
+        "configurationProtectedSettings": {"sshPrivateKey": encode(KEY)},
     }})
 }
 
@@ -120,7 +123,7 @@ async fn g10_data_exchange_agent_pulls_private_key_and_known_hosts_content() {
     let site = site().await;
     let own = site.made_of("shop", ssh()).await;
     assert!(own.get("configurationProtectedSettings").is_none(), "{own}");
-    assert_eq!(site.pulled_settings().await, [format!("sshPrivateKey={}", encode(b"geheim-2"))]);
+    assert_eq!(site.pulled_settings().await, [format!("sshPrivateKey={}", encode(KEY))]);
     let spec = site.pulled().await.objects.remove(0).spec.unwrap();
     assert_eq!(spec["sshKnownHostsContents"], encode(known_hosts().as_bytes()));
 }
@@ -240,7 +243,8 @@ async fn g10_what_flux_could_not_do_is_refused_with_its_place() {
         body["properties"][name] = value;
         body
     };
-    let key = |name: &str| json!({name: encode(b"x")});
+    let key = |name: &str| json!({name: encode(if name == "sshPrivateKey" { KEY } else { b"x" })});
+    let sealed = "-----BEGIN RSA PRIVATE KEY-----\nProc-Type: 4,ENCRYPTED\n\nYQ==\n-----END RSA PRIVATE KEY-----\n";
     let settings = "configurationProtectedSettings";
     for (body, code, target) in [
         (with(https(), "operatorParams", json!("--git-exec=sh")), "InvalidOperatorParams", "operatorParams"),
@@ -269,6 +273,16 @@ async fn g10_what_flux_could_not_do_is_refused_with_its_place() {
             "configurationProtectedSettings.sshPrivateKey",
         ),
         (with(ssh(), settings, key("httpsKey")), "InvalidCredentials", "configurationProtectedSettings.httpsKey"),
+        (
+            with(ssh(), settings, json!({"sshPrivateKey": encode(b"hello")})),
+            "InvalidRequestContent",
+            "configurationProtectedSettings.sshPrivateKey",
+        ),
+        (
+            with(ssh(), settings, json!({"sshPrivateKey": encode(sealed.as_bytes())})),
+            "InvalidRequestContent",
+            "configurationProtectedSettings.sshPrivateKey",
+        ),
         (json!({"properties": {}}), "MissingRequiredProperty", "repositoryUrl"),
     ] {
         let refused = site.source_control("PUT", "shop", Some(body.clone())).await;

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 
 use ::catalogue::range::Range;
 use serde_json::{Map, Value};
-use types::{agent_api::decode, api::ErrorDetail, known_hosts};
+use types::{agent_api::decode, api::ErrorDetail, known_hosts, ssh_private};
 use url::Url;
 
 use super::{
@@ -24,7 +24,8 @@ const REFERENCE: usize = 255;
 const LONGEST_WAIT: u64 = 24 * 3600;
 
 /// Protected settings that mean something.
-const SETTINGS: &[&str] = &["sshPrivateKey", "httpsKey", "bucketSecretKey"];
+const SETTINGS: &[&str] = &[SSH_KEY, "httpsKey", "bucketSecretKey"];
+const SSH_KEY: &str = "sshPrivateKey";
 /// What `az` also calls one of them.
 const ALIAS: (&str, &str) = ("secretKey", "bucketSecretKey");
 
@@ -62,6 +63,20 @@ pub fn base64(text: &str) -> Result<(), String> {
         Some(bytes) if !bytes.is_empty() => Ok(()),
         _ => Err("base64 (RFC 4648 section 4) of something".to_owned()),
     }
+}
+
+/// A protected setting, by its name: base64, and a private key of SSH one that Flux can use.
+///
+/// # Errors
+/// What it must be.
+pub fn setting(name: &str, text: &str) -> Result<(), String> {
+    base64(text)?;
+    if name != SSH_KEY {
+        return Ok(());
+    }
+    let key = decode(&text.replace(['\r', '\n'], "")).and_then(|bytes| String::from_utf8(bytes).ok());
+    ssh_private::check(key.as_deref().unwrap_or_default())
+        .map_err(|why| format!("base64 of a private key of SSH without a passphrase: {why}"))
 }
 
 fn is_visible(text: &str, longest: usize) -> bool {
@@ -167,11 +182,8 @@ pub(super) fn path(text: &str) -> Result<(), String> {
 /// An address with one of these schemes and a host. Who writes a password into it would have it shown to everybody.
 fn is_address(text: &str, schemes: &[&str], user: bool) -> bool {
     let Some(url) = is_visible(text, ADDRESS).then(|| Url::parse(text).ok()).flatten() else { return false };
-    // The parser also takes `https:host`, which no other program does.
-    let written = schemes.iter().any(|scheme| {
-        let rest = text.get(scheme.len()..).unwrap_or_default();
-        url.scheme() == *scheme && rest.starts_with("://")
-    });
+    // The parser also takes `https:host` and `HTTPS://host`, which Flux does not.
+    let written = schemes.iter().any(|scheme| text.strip_prefix(scheme).is_some_and(|rest| rest.starts_with("://")));
     let secret = url.password().is_some() || (!user && !url.username().is_empty());
     written && url.host_str().is_some_and(|host| !host.is_empty()) && !secret
 }
@@ -198,12 +210,22 @@ pub(super) fn destination(own: &Map<String, Value>) -> Option<Destination> {
 }
 
 /// What goes through the gateway is protected by TLS between Flux and the source, is at one host, and that is one that the
-/// gateway's operator has allowed.
-pub(super) fn through_gateway(own: &Map<String, Value>, egress: &Egress, faults: &mut Faults) {
+/// gateway's operator has allowed. A source that went there `before` may be written again as it is, whatever the operator
+/// allows by now: else nothing else of the configuration could be changed, and each connection is judged when it is dialled.
+pub(super) fn through_gateway(
+    own: &Map<String, Value>,
+    before: Option<&Map<String, Value>>,
+    egress: &Egress,
+    faults: &mut Faults,
+) {
     if own.get(THROUGH_GATEWAY).is_none_or(|goes| *goes != true) {
         return;
     }
     let (Some(kind), Some(url)) = (own.get("sourceKind").and_then(Value::as_str), address(own)) else { return };
+    let went = before.is_some_and(|before| {
+        let same = |name: &str| before.get(name) == own.get(name);
+        same(THROUGH_GATEWAY) && same("sourceKind") && address(before) == Some(url)
+    });
     let source = SOURCES.iter().find(|(known, _)| *known == kind).and_then(|(_, name)| own.get(*name));
     let given = |name: &str| source.and_then(|source| source.get(name)).is_some_and(|value| !value.is_null());
     let is = |name: &str, words: &[&str]| {
@@ -233,6 +255,7 @@ pub(super) fn through_gateway(own: &Map<String, Value>, egress: &Egress, faults:
             let name = elsewhere.unwrap_or_default();
             format!("'{name}' signs in at another host, and only the source's own host is reached through the gateway")
         }
+        Some(_) if went => return,
         Some(_) if egress.is_off() => {
             "this gateway reaches no hosts for clusters; its operator lists them in [egress] hosts of its configuration"
                 .to_owned()
@@ -399,7 +422,7 @@ pub(super) fn protected(own: &mut Map<String, Value>, faults: &mut Faults) {
         if !SETTINGS.contains(&name.as_str()) {
             let message = format!("The protected setting '{shown}' is not known; known are {}.", SETTINGS.join(", "));
             fault(faults, "UnknownProperty", message, &at);
-        } else if let Err(wanted) = base64(value.as_str().unwrap_or_default()) {
+        } else if let Err(wanted) = setting(name, value.as_str().unwrap_or_default()) {
             let message = format!("The property 'properties.{at}' must be {wanted}.");
             fault(faults, "InvalidRequestContent", message, &at);
         }
@@ -713,6 +736,7 @@ mod tests {
             "ftp://host/x",
             "oci://host/x",
             "https:host/x",
+            "HTTPS://host/x",
             "https://",
             "https://user:word@host/x",
             "https://token@host/x",
@@ -750,6 +774,12 @@ mod tests {
             assert!(duration(bad).is_err(), "{bad}");
         }
         assert!(base64("aGVs\r\nbG8=\n").is_ok() && base64("\n").is_err() && base64("no base64").is_err());
+        assert!(setting("httpsKey", "aGk=").is_ok() && setting("httpsKey", "!").is_err());
+        let (key, why) = (
+            "LS0tLS1CRUdJTiBSU0EgUFJJVkFURSBLRVktLS0tLQpaMlZvWldsdExUST0KLS0tLS1FTkQgUlNBIFBSSVZBVEUgS0VZLS0tLS0K",
+            "no private key",
+        );
+        assert!(setting(SSH_KEY, key).is_ok() && setting(SSH_KEY, "aGVsbG8=").unwrap_err().contains(why));
         assert!(base64("aGk=").is_ok() && base64("").is_err() && base64("hi!").is_err() && base64("aGk").is_err());
         assert!(commit("0123abc").is_ok() && commit("0123abz").is_err() && commit("abc").is_err());
         assert!(digest(&format!("sha256:{}", "a".repeat(64))).is_ok() && digest("sha256:aa").is_err());
@@ -1050,7 +1080,7 @@ mod tests {
         let told = |mut own: Value, egress: &Egress| {
             own[THROUGH_GATEWAY] = true.into();
             let mut faults = Vec::new();
-            through_gateway(own.as_object().unwrap(), egress, &mut faults);
+            through_gateway(own.as_object().unwrap(), None, egress, &mut faults);
             faults.pop().map(|fault| fault.message)
         };
         let git = |url: &str| json!({"sourceKind": "GitRepository", "gitRepository": {"url": url}});
@@ -1088,8 +1118,24 @@ mod tests {
         }
         assert!(told(git("https://git.test/a"), &none).unwrap().contains("[egress] hosts"));
         let mut faults = Vec::new();
-        through_gateway(git("ssh://git.test/a").as_object().unwrap(), &none, &mut faults);
+        through_gateway(git("ssh://git.test/a").as_object().unwrap(), None, &none, &mut faults);
         assert!(faults.is_empty(), "{faults:?}");
+    }
+
+    #[test]
+    fn n1_what_goes_through_the_gateway_can_be_changed_but_for_its_source_when_its_host_is_not_allowed_any_more() {
+        let none = Egress::default();
+        let of = |url: &str| json!({"sourceKind": "GitRepository", "gitRepository": {"url": url}, THROUGH_GATEWAY: true, "suspend": true});
+        let told = |before: Value, own: Value| {
+            let mut faults = Vec::new();
+            through_gateway(own.as_object().unwrap(), before.as_object(), &none, &mut faults);
+            faults.len()
+        };
+        let (here, mut direct) = ("https://git.test/a", of("https://git.test/a"));
+        assert_eq!(told(of(here), of(here)), 0);
+        assert_eq!(told(of("https://git.test/b"), of(here)), 1);
+        direct[THROUGH_GATEWAY] = false.into();
+        assert_eq!(told(direct, of(here)), 1);
     }
 
     #[test]
