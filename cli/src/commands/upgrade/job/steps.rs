@@ -661,7 +661,8 @@ mod tests {
         lab.apiserver().change(&map);
         let error = lab.run(&gathered).await.unwrap_err().to_string();
         assert!(error.contains(AGENT) && error.contains("it is gathered again"), "{error}");
-        assert_eq!((lab.apiserver().state().phase, lab.apiserver().state().attempts), (Phase::Preparing, 1));
+        let state = lab.apiserver().state();
+        assert_eq!((state.phase, state.attempts), (Phase::Preparing, 1));
         // The pod that follows knows them, unless they change again and again.
         let gathered = lab.cluster.gathered("towline").await.unwrap();
         lab.apiserver().change(&map);
