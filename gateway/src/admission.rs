@@ -7,8 +7,10 @@
 //! | [`limit`] | places, in all and by address |
 //! | [`pace`] | turns of handshakes, so that requests do not wait behind thousands of them |
 //! | [`refused`] | counts and records of connections without a request |
+//! | [`unproven`] | turns and bounds of requests of which nobody knows yet whose they are |
 
 pub mod accept;
 pub mod limit;
 pub mod pace;
 pub mod refused;
+pub mod unproven;

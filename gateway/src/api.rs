@@ -52,6 +52,7 @@ use self::{
     throttle::{Counted, Remaining},
 };
 use crate::{
+    admission::unproven::Place,
     answers::{self, Body},
     api_error::ApiError,
     aside::aside,
@@ -367,6 +368,7 @@ async fn admit(
     let identity = credential.verify_for_api(&snapshot.verifier, &control.settings.url, now).await;
     let identity = identity.map_err(|error| refused(control, &error))?;
     record.user(&identity.username, &identity.issuer);
+    parts.extensions.remove::<Place>();
     if !snapshot.is_welcome(issuer.as_deref(), &identity) {
         return Err(refused(control, &AuthenticateError::Disabled));
     }

@@ -6,6 +6,7 @@
 //! Every text that comes from outside is cut to [`TEXT_BYTES`].
 
 mod line;
+mod sampled;
 mod writer;
 
 use std::{
@@ -32,6 +33,7 @@ use types::{
 
 use self::{
     line::{Known, Text},
+    sampled::Sampled,
     writer::Entry,
 };
 use crate::{
@@ -43,6 +45,8 @@ use crate::{
 pub const TEXT_BYTES: usize = 1024;
 /// Records that may wait for the writer.
 pub const QUEUE_RECORDS: usize = 16 * 1024;
+/// Of these, the last ones are for records that name a user, and what the gateway did by itself.
+const KEPT_RECORDS: usize = QUEUE_RECORDS / 2;
 /// How long the end of the process waits for records to be written.
 const FLUSH_DEADLINE: Duration = Duration::from_secs(5);
 
@@ -164,6 +168,16 @@ impl Record {
         self.known().set(Text::Upgrade, &String::from_utf8_lossy(upgrade));
     }
 
+    /// Whether a credential of its user was accepted.
+    pub fn is_named(&self) -> bool {
+        self.known.as_ref().is_some_and(|known| known.is_named())
+    }
+
+    /// Whether it was refused, or went away, before anybody knew whose it is.
+    pub fn is_nobodys(&self) -> bool {
+        self.known.as_ref().is_some_and(|known| known.is_nobodys())
+    }
+
     /// The user's name, and the configured name of their issuer.
     pub fn user(&mut self, name: &str, issuer: &str) {
         self.known().set(Text::User, name);
@@ -248,7 +262,14 @@ impl Drop for Record {
             duration_ms = u64::try_from(known.took.as_millis()).unwrap_or(u64::MAX),
             "request ended"
         );
-        self.log.write(Entry::Record(known), &self.metrics);
+        if !known.is_nobodys() {
+            return self.log.write(Entry::Record(known), &self.metrics);
+        }
+        let Some(unrecorded) = self.log.sampled.place(known.user_address.ip(), Instant::now()) else {
+            return self.metrics.audit_unrecorded.increment(1);
+        };
+        known.unrecorded = unrecorded;
+        self.log.write_nobodys(Entry::Record(known), &self.metrics);
     }
 }
 
@@ -281,6 +302,7 @@ pub struct Passed<'a> {
 /// The queue to the writer.
 pub struct AuditLog {
     queue: mpsc::Sender<Entry>,
+    sampled: Sampled,
     dropped: Arc<AtomicU64>,
     replica: Option<String>,
 }
@@ -312,7 +334,7 @@ impl AuditLog {
         let (queue, entries) = mpsc::channel(QUEUE_RECORDS);
         let dropped = Arc::new(AtomicU64::new(0));
         tasks.spawn("audit", writer::start(sink, replica.clone(), entries, Arc::clone(&dropped), shutdown.clone())?);
-        Ok(Arc::new(Self { queue, dropped, replica }))
+        Ok(Arc::new(Self { queue, sampled: Sampled::default(), dropped, replica }))
     }
 
     fn write(&self, entry: Entry, metrics: &Metrics) {
@@ -322,11 +344,24 @@ impl AuditLog {
         }
     }
 
-    fn write_line(&self, mut line: serde_json::Value, metrics: &Metrics) {
+    /// Of what anybody can have written, without an identity: it leaves places for the rest.
+    fn write_nobodys(&self, entry: Entry, metrics: &Metrics) {
+        if self.queue.capacity() > KEPT_RECORDS {
+            return self.write(entry, metrics);
+        }
+        metrics.audit_dropped.increment(1);
+        self.dropped.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn write_line(&self, line: serde_json::Value, metrics: &Metrics) {
+        self.write(self.line(line), metrics);
+    }
+
+    fn line(&self, mut line: serde_json::Value) -> Entry {
         if let (Some(replica), Some(line)) = (&self.replica, line.as_object_mut()) {
             line.insert("replica".to_owned(), replica.as_str().into());
         }
-        self.write(Entry::Line(format!("{line}\n").into_bytes()), metrics);
+        Entry::Line(format!("{line}\n").into_bytes())
     }
 
     /// A line about a connection that was refused before, or instead of, a request.
@@ -343,7 +378,7 @@ impl AuditLog {
             // Others of which there is no line, because there were too many at once.
             "unrecorded": unrecorded,
         });
-        self.write_line(line, metrics);
+        self.write_nobodys(self.line(line), metrics);
     }
 
     /// A line about what the gateway did by itself in the name of something: a method and what it was for, and the code of
@@ -393,7 +428,8 @@ impl AuditLog {
     /// One whose lines nobody reads.
     #[cfg(test)]
     pub fn nowhere() -> Arc<Self> {
-        Arc::new(Self { queue: mpsc::channel(1).0, dropped: Arc::default(), replica: None })
+        let queue = mpsc::channel(1).0;
+        Arc::new(Self { queue, sampled: Sampled::default(), dropped: Arc::default(), replica: None })
     }
 
     /// Waits until all records so far are written, at the most [`FLUSH_DEADLINE`]: perhaps they cannot be.
@@ -457,9 +493,62 @@ mod tests {
         let log = AuditLog::start(Box::new(sink), None, &tasks, &shutdown).unwrap();
         // The queue, and what the writer holds meanwhile.
         for _ in 0..QUEUE_RECORDS + 4096 {
-            drop(record(&log, &metrics));
+            let mut record = record(&log, &metrics);
+            record.user("ann", "dev");
+            drop(record);
         }
         assert!(log.dropped.load(Ordering::Relaxed) >= 50);
         assert!(metrics.render().contains("gateway_audit_dropped_total"));
+    }
+
+    /// Whoever floods the gateway with tokens that do not hold had others' records dropped.
+    #[tokio::test]
+    async fn what_nobody_knows_whose_it_is_leaves_room_for_the_rest() {
+        let (tasks, shutdown, metrics) = (TaskGroup::new("test"), Shutdown::new(), Arc::new(Metrics::new()));
+        let (_reader, sink) = io::pipe().unwrap();
+        let log = AuditLog::start(Box::new(sink), None, &tasks, &shutdown).unwrap();
+        // From many networks: each has its share of records.
+        for n in 0..u32::try_from(QUEUE_RECORDS).unwrap() + 4096 {
+            let user = SocketAddr::new(std::net::Ipv4Addr::from(n << 8).into(), 5);
+            let mut record = Record::open(Arc::clone(&log), Arc::clone(&metrics), RequestId([7; 16]), user, "GET");
+            record.stage(Stage::Authenticate);
+            record.answered(http::StatusCode::UNAUTHORIZED);
+        }
+        assert!(log.queue.capacity() >= KEPT_RECORDS);
+        let dropped = log.dropped.load(Ordering::Relaxed);
+        for _ in 0..KEPT_RECORDS {
+            record(&log, &metrics).user("ann", "dev");
+        }
+        assert_eq!(log.dropped.load(Ordering::Relaxed), dropped);
+    }
+
+    #[tokio::test]
+    async fn requests_that_are_refused_before_anybody_knows_whose_they_are_are_written_at_a_bounded_rate() {
+        let file = std::env::temp_dir().join(format!("towline-audit-nobody-{}.json", std::process::id()));
+        let (tasks, shutdown, metrics) = (TaskGroup::new("test"), Shutdown::new(), Arc::new(Metrics::new()));
+        let log = AuditLog::open(&AuditTo::File(file.clone()), None, &tasks, &shutdown).await.unwrap();
+        let refused = |user: Option<&str>| {
+            let mut record = record(&log, &metrics);
+            record.stage(Stage::Authenticate);
+            if let Some(user) = user {
+                record.user(user, "dev");
+            }
+            record.answered(http::StatusCode::UNAUTHORIZED);
+            record.outcome(Outcome::Refused);
+            assert_eq!((record.is_named(), record.is_nobodys()), (user.is_some(), user.is_none()));
+        };
+        for _ in 0..1000 {
+            refused(None);
+        }
+        for _ in 0..1000 {
+            refused(Some("ann"));
+        }
+        log.flush().await;
+        let text = std::fs::read_to_string(&file).unwrap();
+        std::fs::remove_file(&file).unwrap();
+        let named = text.lines().filter(|line| line.contains("ann")).count();
+        // A second may end within.
+        assert!(named == 1000 && text.lines().count() < 1000 + 500, "{} lines, {named} named", text.lines().count());
+        assert!(metrics.render().contains("gateway_audit_unrecorded_total"));
     }
 }

@@ -12,7 +12,7 @@ use tokio_rustls::TlsAcceptor;
 use types::ids::ClusterKey;
 
 use crate::{
-    admission::{limit::Admissions, pace::Pace, refused::Refusals},
+    admission::{limit::Admissions, pace::Pace, refused::Refusals, unproven::Unproven},
     audit::AuditLog,
     config::Limits,
     control::Control,
@@ -59,6 +59,8 @@ pub struct Core {
     pub admissions: Admissions,
     /// When handshakes have their turns.
     pub pace: Pace,
+    /// When requests without an identity have their turns.
+    pub unproven: Unproven,
     /// Takes audit records.
     pub audit: Arc<AuditLog>,
     /// Records of connections without a request.

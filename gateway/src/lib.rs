@@ -154,7 +154,7 @@ use self::{
     store::{Store, look::Found, protect::Protector},
 };
 use crate::{
-    admission::{limit::Admissions, pace::Pace, refused::Refusals},
+    admission::{limit::Admissions, pace::Pace, refused::Refusals, unproven::Unproven},
     audit::AuditLog,
     fleet::registry::{LiveTunnel, Registry},
     hop::Hops,
@@ -383,6 +383,7 @@ impl Gateway {
             bodies: Arc::default(),
             admissions,
             pace: Pace::new(tokio::runtime::Handle::current().metrics().num_workers()),
+            unproven: Unproven::new(tokio::runtime::Handle::current().metrics().num_workers()),
             refusals: Refusals::new(Arc::clone(&audit), Arc::clone(&metrics)),
             audit,
             metrics,

@@ -166,7 +166,12 @@ fn canonical(peer: SocketAddr) -> SocketAddr {
 /// Why a connection ended is worth a record where somebody was refused, and not where they went away.
 fn ended(core: &Core, peer: SocketAddr, error: &io::Error) {
     match Cause::of(error) {
-        Some(cause) => core.refusals.record(peer, cause, &chain(error)),
+        Some(cause) => {
+            if cause == Cause::Http2 {
+                core.unproven.ended(peer.ip());
+            }
+            core.refusals.record(peer, cause, &chain(error));
+        }
         None => tracing::debug!(%peer, error = %chain(error), "connection ended"),
     }
 }
@@ -206,8 +211,11 @@ async fn connection(core: &Arc<Core>, socket: TcpStream, peer: SocketAddr, admis
             let h2 = alpn == Some(tls::ALPN_H2);
             let access = access(core, &certificates);
             let requests = AtomicU64::new(0);
+            // Who showed a certificate has proved in the handshake that an authority here knows them.
+            let standing = core.unproven.standing(peer.ip(), !certificates.is_empty());
             let address = Bytes::from(peer.to_string());
-            let connection = Arc::new(Connection { peer, address, server_name, access, certificates, requests });
+            let connection =
+                Arc::new(Connection { peer, address, server_name, access, certificates, requests, standing });
             let _open = core.metrics.connections.enter();
             let _admission = admission;
             let core = Arc::clone(core);
@@ -223,6 +231,22 @@ async fn ending(core: &Core, connection: &Connection) {
         () = untrusted(core, connection) => {}
         () = fenced(core) => {}
     }
+}
+
+/// Completes when so many requests of a connection were refused before anybody knew whose they are that it is to end.
+async fn spent(core: &Core, connection: &Connection) {
+    connection.standing.spent().await;
+    core.unproven.ended(connection.peer.ip());
+    core.refusals.record(connection.peer, Cause::Unproven, "too many of its requests without an identity were refused");
+}
+
+/// The answer where too many requests wait that nobody has looked at yet.
+fn too_many_wait(core: &Core, connection: &Connection) -> Response<Body> {
+    core.refusals.record(connection.peer, Cause::Unproven, "too many requests without an identity wait for a turn");
+    let mut response = Response::new(Body::empty());
+    *response.status_mut() = http::StatusCode::TOO_MANY_REQUESTS;
+    response.headers_mut().insert(http::header::RETRY_AFTER, http::HeaderValue::from_static("1"));
+    response
 }
 
 /// Completes when this gateway is a replica that admits nothing any more. Boxed, so that the connections of a gateway
@@ -301,7 +325,10 @@ async fn serve_h1(core: Arc<Core>, stream: TlsStream<TcpStream>, connection: Arc
                 }
             };
             async move {
-                let response = Box::pin(serve::serve(core, connection, Some((&turn, fault)), request)).await;
+                let serving =
+                    Box::pin(serve::serve(Arc::clone(&core), Arc::clone(&connection), Some((&turn, fault)), request));
+                let served = core.unproven.steps(connection.peer.ip(), &connection.standing, serving).await;
+                let response = served.unwrap_or_else(|| too_many_wait(&core, &connection));
                 let own = matches!(response.body(), Body::Full(_));
                 turn.answered(response.status() == http::StatusCode::SWITCHING_PROTOCOLS, own);
                 Ok::<Response<InTurn<Body>>, Infallible>(response.map(|body| turn.body(body)))
@@ -325,6 +352,10 @@ async fn serve_h1(core: Arc<Core>, stream: TlsStream<TcpStream>, connection: Arc
                 serving.as_mut().graceful_shutdown();
                 serving.await
             }
+            () = spent(&core, &shown) => {
+                serving.as_mut().graceful_shutdown();
+                serving.await
+            }
         }
     };
     match cuttable(serving).await {
@@ -344,16 +375,21 @@ pub fn into_stream(upgraded: Upgraded) -> Option<(Box<TlsStream<TcpStream>>, Byt
 
 async fn serve_h2(core: Arc<Core>, stream: TlsStream<TcpStream>, connection: Arc<Connection>) -> io::Result<()> {
     let unread = Unread::default();
-    let (io, cork) = cork(Frames::new(stream));
+    let (io, cork) = cork(Frames::new(stream, connection.standing.part(flood::CANCELLED)));
     let turns = cork.turns();
     let service = {
         let (core, connection) = (Arc::clone(&core), Arc::clone(&connection));
         service_fn(move |request: Request<Incoming>| {
             let (core, unread, turns) = (Arc::clone(&core), unread.clone(), turns.clone());
-            let serving = serve::serve(Arc::clone(&core), Arc::clone(&connection), None, Box::new(request));
-            let serving = Box::pin(serving);
+            let (connection, mut request) = (Arc::clone(&connection), Box::new(request));
+            let arrived = connection.standing.arrive();
             async move {
-                let response = serving.await;
+                if let Some(place) = connection.standing.place(arrived).await {
+                    request.extensions_mut().insert(place);
+                }
+                let serving = Box::pin(serve::serve(Arc::clone(&core), Arc::clone(&connection), None, request));
+                let served = core.unproven.steps(connection.peer.ip(), &connection.standing, serving).await;
+                let response = served.unwrap_or_else(|| too_many_wait(&core, &connection));
                 turns.hand();
                 Ok::<Response<Body>, Infallible>(Body::counted(response, || core.admissions.unread(&unread)))
             }
@@ -380,6 +416,14 @@ async fn serve_h2(core: Arc<Core>, stream: TlsStream<TcpStream>, connection: Arc
             () = ending(&core, &connection) => {
                 serving.as_mut().graceful_shutdown();
                 serving.await
+            }
+            () = spent(&core, &connection) => {
+                serving.as_mut().graceful_shutdown();
+                // What is under way is answered; who asks for ever more is cut off.
+                tokio::select! {
+                    result = serving.as_mut() => result,
+                    () = connection.standing.goes_on() => Ok(()),
+                }
             }
             () = idle(&connection, core.limits().idle_timeout) => {
                 serving.as_mut().graceful_shutdown();

@@ -101,6 +101,8 @@ pub struct Metrics {
     pub bytes_down: Counter,
     /// Audit records that could not be written.
     pub audit_dropped: Counter,
+    /// Requests without an identity that were refused and have no audit record.
+    pub audit_unrecorded: Counter,
     /// Reloads that failed.
     pub reloads_failed: Counter,
     /// Writes that not every replica confirmed in time.
@@ -222,6 +224,10 @@ impl Metrics {
             bytes_up: count("gateway_bytes_up_total", "Body and upgraded bytes from users to clusters"),
             bytes_down: count("gateway_bytes_down_total", "Body and upgraded bytes from clusters to users"),
             audit_dropped: count("gateway_audit_dropped_total", "Audit records that could not be written"),
+            audit_unrecorded: count(
+                "gateway_audit_unrecorded_total",
+                "Requests without an identity that were refused beyond the rate at which such are recorded",
+            ),
             reloads_failed: count("gateway_reloads_failed_total", "Reloads that kept the old configuration"),
             unconfirmed_writes: count(
                 "gateway_unconfirmed_writes_total",

@@ -35,6 +35,7 @@ use self::{
     trace::Trace,
 };
 use crate::{
+    admission::unproven::{Place, Standing},
     audit::{Custody, Record},
     config::Limits,
     core::Core,
@@ -61,6 +62,8 @@ pub struct Connection {
     pub certificates: Vec<rustls::pki_types::CertificateDer<'static>>,
     /// How many requests it has made.
     pub requests: AtomicU64,
+    /// What it has shown of who it is.
+    pub standing: Standing,
 }
 
 /// What a request carries from stage to stage.
@@ -89,6 +92,8 @@ pub struct Request {
     pub long_running: bool,
     /// When an answer must have begun.
     pub deadline: Instant,
+    /// One of those of its connection that are being looked at, until it is known whose it is.
+    pub place: Option<Place>,
 }
 
 /// Where a request wants to go, if its head is one that may go anywhere.
@@ -134,6 +139,7 @@ impl Request {
         let http1 = http.version() <= Version::HTTP_11;
         let upgrade = headers::upgrade(&http)?;
         let on_upgrade = upgrade.is_some().then(|| hyper::upgrade::on(&mut http));
+        let place = http.extensions_mut().remove::<Place>();
         let (parts, body) = http.into_parts();
         let mut headers = parts.headers;
         headers::strip_request(&mut headers, upgrade.is_some());
@@ -153,6 +159,7 @@ impl Request {
             trace,
             long_running,
             deadline,
+            place,
         }))
     }
 }
@@ -177,6 +184,8 @@ pub async fn reach(
     // A block, so that the future has no room for the right while the request lasts.
     let (session, slot_of_streams, tunnels, not_told) = {
         let (permit, session) = admit(core, &snapshot, &mut request, record).await?;
+        request.connection.standing.prove();
+        request.place = None;
         // Before others are asked: what one user may have open bounds what waits for them.
         record.stage(Stage::Locate);
         let slot_of_streams = core.slots.acquire(&permit, &core.limits())?;
@@ -243,7 +252,9 @@ async fn admit(
     if request.address.endpoint == Endpoint::Unknown {
         return Err(Refusal::new(Stage::Address, Kind::NotFound));
     }
-    if let Some(user) = headers::impersonation(&mut request.headers)? {
+    let impersonated = headers::impersonation(&mut request.headers)
+        .inspect_err(|refusal| record.decision(false, Some(&refusal.summary())))?;
+    if let Some(user) = impersonated {
         record.impersonated(user.as_bytes());
     }
     let what = What::new(&request.method, &request.address.target);

@@ -462,6 +462,20 @@ async fn bad_answers_of_an_apiserver_are_502() {
     }
 }
 
+/// Whoever reads the one and not the other takes the rest of the body for the next answer, or waits for more.
+#[tokio::test]
+async fn a_length_beside_chunks_does_not_go_on() {
+    for length in [1, 5] {
+        let script = format!(
+            "HTTP/1.1 200 OK\r\nContent-Length: {length}\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n"
+        );
+        let apiserver = Apiserver::start(move |_| vec![Act::write(&script)]).await;
+        let answer = Harness::new(apiserver.access()).await.get("/api", &[]).await;
+        assert_eq!((answer.status, answer.body.as_str(), answer.end), (200, "abc", Ok(())), "{length}");
+        assert!(!answer.headers.contains_key("content-length"), "{:?}", answer.headers);
+    }
+}
+
 #[tokio::test]
 async fn informational_answers_do_not_cross() {
     let apiserver = Apiserver::start(|_| {

@@ -120,7 +120,7 @@ async fn others() {
 }
 
 /// Completes when the task is woken by what was polled last.
-async fn woken() {
+pub(super) async fn woken() {
     let mut waited = false;
     std::future::poll_fn(|_| if std::mem::replace(&mut waited, true) { Poll::Ready(()) } else { Poll::Pending }).await;
 }

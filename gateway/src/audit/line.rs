@@ -82,7 +82,9 @@ impl Texts {
 pub(super) struct Known {
     time: SystemTime,
     pub(super) id: RequestId,
-    user_address: SocketAddr,
+    pub(super) user_address: SocketAddr,
+    /// Others of its network, refused before it was known whose they are, of which there is no record.
+    pub(super) unrecorded: u64,
     texts: Texts,
     /// The trace that it belongs to (W3C).
     pub(super) trace: Option<[u8; 16]>,
@@ -107,6 +109,7 @@ impl Known {
             time: SystemTime::now(),
             id,
             user_address,
+            unrecorded: 0,
             texts: Texts { all: String::with_capacity(TEXTS_BYTES), at: [const { None }; TEXTS] },
             trace: None,
             key: None,
@@ -129,6 +132,16 @@ impl Known {
     /// A text, if it is known.
     pub(super) fn get(&self, which: Text) -> Option<&str> {
         self.texts.get(which)
+    }
+
+    /// Whether a credential of its user was accepted.
+    pub(super) fn is_named(&self) -> bool {
+        self.get(Text::User).is_some()
+    }
+
+    /// Whether it was refused, or went away, before anybody knew whose it is.
+    pub(super) fn is_nobodys(&self) -> bool {
+        !self.is_named() && (!(200..400).contains(&self.status) || self.stage == Stage::Authenticate)
     }
 
     /// The cluster that it is, or the one that the address names.
@@ -170,6 +183,7 @@ impl Known {
             duration_ms: u64::try_from(self.took.as_millis()).unwrap_or(u64::MAX),
             carrier: self.carrier.map(CarrierKind::as_str),
             handed_to: filled(Text::HandedTo),
+            unrecorded: self.unrecorded,
         };
         let begun = lines.len();
         match serde_json::to_writer(&mut *lines, &line) {
@@ -231,6 +245,12 @@ struct Line<'a> {
     carrier: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     handed_to: Option<&'a str>,
+    #[serde(skip_serializing_if = "is_zero")]
+    unrecorded: u64,
+}
+
+fn is_zero(count: &u64) -> bool {
+    *count == 0
 }
 
 #[cfg(test)]

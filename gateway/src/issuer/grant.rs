@@ -57,8 +57,16 @@ impl Issuer {
                 let (life, audience) = self.asked(&form)?;
                 let (name, password) = form.password()?;
                 let user = self.sign_in(peer, name, password).await?;
-                let token = self.mint(&Subject::User(user), None, &audience, life, self.now())?;
-                Ok(Minted { id_token: Some(token.clone()), token, life, refresh_token: None, client_info: None })
+                let now = self.now();
+                // Who it says has signed in, to the client that asked: it opens nothing.
+                let id_token = match (form.scope()?.openid, form.get("client_id")) {
+                    (true, Some(client)) => {
+                        Some(self.mint_id(&user, client, form.get("nonce"), unix_seconds(now), life, now)?)
+                    }
+                    _ => None,
+                };
+                let token = self.mint(&Subject::User(user), None, &audience, life, now)?;
+                Ok(Minted { id_token, token, life, refresh_token: None, client_info: None })
             }
             "client_credentials" => {
                 let client = ClientSecret::take(&headers, &form)?;

@@ -131,6 +131,22 @@ async fn a_token_is_for_one_cluster_and_one_user() {
     assert_eq!(long["exp"].as_u64().unwrap() - long["iat"].as_u64().unwrap(), 3600, "never longer than configured");
 }
 
+/// It was the access token itself, so that who passed it on as a proof of a sign-in passed the access on.
+#[tokio::test]
+async fn an_id_token_of_a_password_is_for_its_client_alone() {
+    let f = fixture().await;
+    for more in ["", "&scope=openid", "&client_id=app", "&client_id=app&scope=profile"] {
+        let (status, answer) = token(&f.issuer, "ann", "secret", more).await;
+        assert!(status == 200 && answer.get("id_token").is_none_or(Value::is_null), "{more}: {answer}");
+    }
+    let (_, answer) = token(&f.issuer, "ann", "secret", "&client_id=app&scope=openid&nonce=n").await;
+    let id = claims(&serde_json::json!({ "access_token": answer["id_token"] }));
+    let access = claims(&answer);
+    assert_eq!((&id["aud"], &id["nonce"], &id["sub"]), (&"app".into(), &"n".into(), &access["sub"]));
+    assert!(id["auth_time"].is_u64() && id.get("groups").is_none());
+    assert_eq!(access["aud"], CLUSTER.parse::<ClusterId>().unwrap().audience());
+}
+
 #[tokio::test]
 async fn refusals_are_those_of_rfc_6749_and_do_not_tell_who_exists() {
     let f = fixture().await;

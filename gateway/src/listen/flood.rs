@@ -30,8 +30,15 @@ const BYTES_EARN: u32 = 1024;
 /// SETTINGS may change the windows of all streams: each is dear.
 const SETTINGS_COST: u32 = 10;
 
+/// Requests that a client may take back before they are answered, at once: all that it may have open (CVE-2023-44487).
+/// The library bounds those alone that nobody has begun to serve.
+pub const CANCELLED: u32 = 4096;
+/// One more may be taken back in this time; each answer pays for one too.
+const CANCELLED_REFILL: Duration = Duration::from_millis(20);
+
 const DATA: u8 = 0;
 const HEADERS: u8 = 1;
+const RST_STREAM: u8 = 3;
 const SETTINGS: u8 = 4;
 const PING: u8 = 6;
 const CONTINUATION: u8 = 9;
@@ -97,21 +104,27 @@ impl Scanner {
 #[derive(Debug)]
 struct Budget {
     left: u32,
+    most: u32,
     refilled: Instant,
+    refill: Duration,
 }
 
 impl Budget {
+    fn of(most: u32, refill: Duration) -> Self {
+        Self { left: most, most, refilled: Instant::now(), refill }
+    }
+
     fn earn(&mut self, frames: u32) {
-        self.left = (self.left + frames).min(BUDGET);
+        self.left = (self.left + frames).min(self.most);
     }
 
     /// Whether there was enough.
     fn pay(&mut self, frames: u32) -> bool {
         if self.left < frames {
             let now = Instant::now();
-            let grown = now.duration_since(self.refilled).as_millis() / REFILL.as_millis();
+            let grown = now.duration_since(self.refilled).as_millis() / self.refill.as_millis();
             self.refilled = now;
-            self.earn(u32::try_from(grown).unwrap_or(BUDGET).min(BUDGET));
+            self.earn(u32::try_from(grown).unwrap_or(self.most).min(self.most));
         }
         match self.left.checked_sub(frames) {
             Some(left) => {
@@ -144,18 +157,21 @@ pub struct Frames<T> {
     inbound: Scanner,
     outbound: Scanner,
     budget: Budget,
+    cancelled: Budget,
     last_stream: u32,
     flooded: bool,
 }
 
 impl<T> Frames<T> {
-    /// Of a connection on which nothing was read yet.
-    pub fn new(io: T) -> Self {
+    /// Of a connection on which nothing was read yet, and that may take back `cancelled` requests that were not
+    /// answered: [`CANCELLED`], or fewer.
+    pub fn new(io: T, cancelled: u32) -> Self {
         Self {
             io,
             inbound: Scanner::new(PREFACE_BYTES),
             outbound: Scanner::new(0),
-            budget: Budget { left: BUDGET, refilled: Instant::now() },
+            budget: Budget::of(BUDGET, REFILL),
+            cancelled: Budget::of(cancelled, CANCELLED_REFILL),
             last_stream: 0,
             flooded: false,
         }
@@ -167,7 +183,7 @@ impl<T> Frames<T> {
             if frame.kind == HEADERS {
                 self.last_stream = self.last_stream.max(frame.stream);
             }
-            if !self.budget.received(frame) {
+            if !self.budget.received(frame) || (frame.kind == RST_STREAM && !self.cancelled.pay(1)) {
                 return false;
             }
         }
@@ -177,6 +193,7 @@ impl<T> Frames<T> {
     fn scan_outbound(&mut self, mut bytes: &[u8]) {
         while let Some(frame) = self.outbound.next(&mut bytes) {
             match frame.kind {
+                HEADERS => self.cancelled.earn(1),
                 DATA => self.budget.earn(ANSWER_EARNS + frame.length / BYTES_EARN),
                 // Ours, and not the answer to one: the client owes it.
                 PING if frame.flags & ACK == 0 => self.budget.earn(1),
@@ -281,7 +298,7 @@ mod tests {
     /// After how many of `one` the connection is over, at most `most`; `each` is what is answered to each.
     async fn flood(one: &[u8], answer: &[u8], most: u32) -> Option<u32> {
         let (near, mut far) = tokio::io::duplex(1 << 20);
-        let mut frames = Frames::new(near);
+        let mut frames = Frames::new(near, CANCELLED);
         far.write_all(PREFACE).await.unwrap();
         let mut preface = [0; 24];
         frames.read_exact(&mut preface).await.unwrap();
@@ -309,7 +326,7 @@ mod tests {
         {
             assert_eq!(flood(&frame(kind, 0, 0, &payload), &[], 100_000).await, Some(BUDGET / cost + 1), "{kind}");
         }
-        for (kind, payload) in [(3, vec![0; 4]), (WINDOW_UPDATE, vec![0, 0, 0, 1]), (DATA, vec![]), (77, vec![])] {
+        for (kind, payload) in [(WINDOW_UPDATE, vec![0, 0, 0, 1]), (DATA, vec![]), (77, vec![])] {
             assert_eq!(flood(&frame(kind, 0, 1, &payload), &[], 100_000).await, Some(BUDGET + 1), "{kind}");
         }
     }
@@ -324,13 +341,25 @@ mod tests {
         // Requests that are cancelled, with a priority each.
         let cancelled =
             [frame(HEADERS, 4, 1, b"head"), frame(2, 0, 1, &[0; 5]), frame(3, 0, 1, &[0, 0, 0, 8])].concat();
-        assert_eq!(flood(&cancelled, &[], 50_000).await, None);
+        assert_eq!(flood(&cancelled, &frame(HEADERS, 4, 1, b"head"), 50_000).await, None);
         assert_eq!(flood(&frame(DATA, 0, 1, b"x"), &[], 50_000).await, None);
     }
 
     #[tokio::test(start_paused = true)]
+    async fn requests_that_are_taken_back_before_their_answers_are_bounded() {
+        let taken_back = [frame(HEADERS, 4, 1, b"head"), frame(RST_STREAM, 0, 1, &[0, 0, 0, 8])].concat();
+        assert_eq!(flood(&taken_back, &[], 100_000).await, Some(CANCELLED + 1));
+        // Time gives some back.
+        let mut cancelled = Budget { left: 0, ..Budget::of(CANCELLED, CANCELLED_REFILL) };
+        for _ in 0..10_000 {
+            tokio::time::advance(CANCELLED_REFILL).await;
+            assert!(cancelled.pay(1));
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn a_connection_that_says_something_now_and_then_lives() {
-        let mut budget = Budget { left: 0, refilled: Instant::now() };
+        let mut budget = Budget { left: 0, ..Budget::of(BUDGET, REFILL) };
         for _ in 0..100_000 {
             tokio::time::advance(REFILL).await;
             assert!(budget.pay(1));

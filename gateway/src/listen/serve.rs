@@ -17,7 +17,7 @@ use super::{
     into_stream,
 };
 use crate::{
-    admission::limit::SIGN_INS_PER_ADDRESS,
+    admission::{limit::SIGN_INS_PER_ADDRESS, unproven::Place},
     agents,
     answers::{self, REQUEST_ID},
     api,
@@ -59,7 +59,7 @@ pub async fn serve(
     let mut custody = Custody::Stages(record);
     let outcome = match faulty {
         Some(faulty) => Err(Refusal::new(Stage::Accept, faulty.fault.kind())),
-        None => stages(&core, connection, turn, id, http, &mut custody).await,
+        None => stages(&core, Arc::clone(&connection), turn, id, http, &mut custody).await,
     };
     let mut response = match outcome {
         Ok(response) => {
@@ -75,6 +75,11 @@ pub async fn serve(
             None => Response::new(Body::empty()),
         },
     };
+    match custody.kept() {
+        Some(record) if record.is_nobodys() => connection.standing.refused(),
+        Some(record) if !record.is_named() => {}
+        _ => connection.standing.prove(),
+    }
     if let Ok(id) = HeaderValue::try_from(hex(&id.0)) {
         response.headers_mut().insert(REQUEST_ID, id);
     }
@@ -147,9 +152,13 @@ async fn serve_here(
     core: &Arc<Core>,
     turn: Option<&Turn>,
     id: RequestId,
-    Here { address, http, connection }: Here,
+    Here { address, mut http, connection }: Here,
     record: &mut Record,
 ) -> Result<Response<Body>, Refusal> {
+    // These wait for their clients, and have bounds of their own.
+    if !matches!(address, Address::Api(_)) {
+        http.extensions_mut().remove::<Place>();
+    }
     match address {
         Address::Tunnel => serve_tunnel(core, &connection, *http),
         Address::Addresses => match *http.method() {

@@ -43,6 +43,8 @@ pub enum Cause {
     Connections,
     /// Too many handshakes.
     Handshakes,
+    /// Too many requests without an identity: those of one connection that were refused, or those that wait.
+    Unproven,
     /// The TLS handshake failed, or it agreed on a version that is not accepted.
     Tls,
     /// HTTP/2 that is refused by frame (RFC 9113 section 5.4.1), a flood of frames included.
@@ -61,6 +63,7 @@ impl Cause {
         match self {
             Self::Connections => "connections",
             Self::Handshakes => "handshakes",
+            Self::Unproven => "unproven",
             Self::Tls => "tls",
             Self::Http2 => "http2",
             Self::Http1 => "http1",

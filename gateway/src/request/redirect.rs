@@ -8,12 +8,17 @@
 //! pages do, the sign-in pages among them.
 
 use http::{HeaderMap, HeaderName, HeaderValue, header};
+use tunnel::exchange;
 use types::ids::ClusterKey;
 
 use super::address::{ClusterAddress, Form};
 
 /// Headers of answers that hold one URI reference.
 const REFERENCES: [HeaderName; 2] = [header::LOCATION, header::CONTENT_LOCATION];
+/// Headers of answers by which a cluster's page would act as one of the gateway's own origin: it leads elsewhere, has
+/// other paths of the origin asked for, and lets pages of other origins read with what a browser knows of this one.
+const AS_THE_GATEWAY: [&str; 4] =
+    ["access-control-allow-credentials", "access-control-allow-origin", "refresh", "speculation-rules"];
 /// Steps towards the root beyond which a reference stays as it is: it grows by three bytes with each.
 const STEPS_MAX: usize = 128;
 /// Media types that no browser shows as a document with scripts, whatever it guesses from the bytes (WHATWG MIME
@@ -34,6 +39,7 @@ pub fn adapt(address: &ClusterAddress, headers: &mut HeaderMap) {
         Form::Path => None,
         Form::BarePath => Some(&address.key),
     };
+    exchange::remove_where(headers, |name| AS_THE_GATEWAY.contains(&name));
     for name in &REFERENCES {
         let Some(value) = headers.get(name) else { continue };
         let relative = relative(&address.target, key, value.as_bytes());
@@ -41,10 +47,22 @@ pub fn adapt(address: &ClusterAddress, headers: &mut HeaderMap) {
             headers.insert(name, relative);
         }
     }
+    // A browser takes one for the place of a document itself, whatever was asked for.
+    if headers.get(header::CONTENT_LOCATION).is_some_and(|value| !is_below(value.as_bytes())) {
+        headers.remove(header::CONTENT_LOCATION);
+    }
     if !is_data(headers) {
         // Beside a policy of the cluster's own: a browser keeps to both.
         headers.append(header::CONTENT_SECURITY_POLICY, HeaderValue::from_static("sandbox"));
     }
+}
+
+/// Whether a reference has neither a host nor an absolute path, so that it stays with what it is in. A colon could end
+/// a scheme.
+fn is_below(reference: &[u8]) -> bool {
+    let path = reference.split(|b| matches!(b, b'?' | b'#')).next().unwrap_or_default();
+    let first = path.split(|b| *b == b'/').next().unwrap_or_default();
+    !path.starts_with(b"/") && !first.contains(&b':') && !path.iter().any(|b| *b == b'\\' || b.is_ascii_control())
 }
 
 /// Whether the answer says of itself, in words that all readers understand alike, that it is data.
@@ -265,5 +283,27 @@ mod tests {
                 [..2],
             [("location".to_owned(), "../x".to_owned()), ("content-location".to_owned(), "c".to_owned())]
         );
+    }
+
+    /// A page of a cluster in path form is one of the gateway's origin.
+    #[test]
+    fn a_page_in_path_form_cannot_act_for_the_origin() {
+        let lines = [
+            ("access-control-allow-credentials", "true"),
+            ("access-control-allow-origin", "https://evil.example"),
+            ("content-location", "https://evil.example/"),
+            ("content-type", "text/plain"),
+            ("refresh", "0; url=https://evil.example"),
+            ("speculation-rules", "\"/rules.json\""),
+        ];
+        assert_eq!(adapted(Form::Path, &lines), [("content-type".to_owned(), "text/plain".to_owned())]);
+        assert_eq!(adapted(Form::BarePath, &lines), adapted(Form::Path, &lines));
+        assert_eq!(adapted(Form::Own, &lines).len(), lines.len(), "an origin of its own is the cluster's");
+        for other in ["//evil.example/", "/\\evil.example", "\\evil", "data:x"] {
+            assert!(!is_below(other.as_bytes()), "{other}");
+        }
+        for own in ["x", "../x:y", "?a:b", "./a:b", ""] {
+            assert!(is_below(own.as_bytes()), "{own}");
+        }
     }
 }

@@ -69,6 +69,8 @@ async fn gateway(snapshot: &Snapshot, request: &mut Request, record: &mut Record
         Err(error) => return refused(error.to_string()),
     };
     record.user(principal.name(), principal.issuer());
+    request.connection.standing.prove();
+    request.place = None;
     record.stage(Stage::Authorize);
     let mut told = describe(&principal);
     match permit::authorize(snapshot, &principal, cluster) {

@@ -449,3 +449,66 @@ async fn floods_of_frames_that_ask_for_nothing_end_the_connection() {
         metrics.lines().filter(|line| line.starts_with("gateway_connections_refused_total")).collect();
     assert_eq!(refused, ["gateway_connections_refused_total{cause=\"http2\"} 3"]);
 }
+
+/// Requests with a token that does not hold, one after the other, until the connection takes no more.
+async fn refused_until_it_ends(world: &World) -> usize {
+    let mut sender = client(world).await;
+    for refused in 0..10_000 {
+        match status(&mut sender, request(&at("a", "/api"), "nobody's").body(()).unwrap()).await {
+            Ok(code) => assert_eq!(code, StatusCode::UNAUTHORIZED),
+            Err(_) => return refused,
+        }
+    }
+    panic!("it goes on for ever");
+}
+
+#[tokio::test]
+async fn a_connection_that_is_refused_again_and_again_ends_and_no_other_one_does() {
+    let world = World::new().await;
+    let agent = world.agent("a").await;
+    let token = world.token("ann", "a");
+    let mut good = client(&world).await;
+    let first = refused_until_it_ends(&world).await;
+    // As many, and one for each second that it took.
+    assert!(first > gateway::admission::unproven::REFUSED as usize, "{first}");
+    let second = refused_until_it_ends(&world).await;
+    assert!(second < first, "{first}, and {second} on the next connection of this address");
+    // Who has a token that holds is served at the same address, on a connection that was there and on a new one.
+    for sender in [&mut good, &mut client(&world).await] {
+        *sender = sender.clone().ready().await.unwrap();
+        let (response, _) = sender.send_request(request(&at("a", "/api"), &token).body(()).unwrap(), true).unwrap();
+        agent.next().await.answer(200, &[], "").await;
+        assert_eq!(response.await.unwrap().status(), StatusCode::OK);
+    }
+}
+
+#[tokio::test]
+async fn a_connection_may_have_many_watches_open_beside_many_refused_requests() {
+    const WATCHES: usize = 500;
+    let world = World::new().await;
+    let agent = world.agent("a").await;
+    let token = world.token("ann", "a");
+    let mut sender = client(&world).await;
+    let (mut watches, mut refused) = (Vec::new(), Vec::new());
+    let target = at("a", "/api/v1/pods?watch=1");
+    for n in 0..WATCHES {
+        sender = sender.ready().await.unwrap();
+        watches.push(sender.send_request(request(&target, &token).body(()).unwrap(), true).unwrap().0);
+        if n % 10 == 0 {
+            refused.push(sender.send_request(request(&target, "nobody's").body(()).unwrap(), true).unwrap().0);
+        }
+    }
+    let mut arrived = Vec::new();
+    for _ in 0..WATCHES {
+        arrived.push(agent.next().await);
+    }
+    for response in refused {
+        assert_eq!(response.await.unwrap().status(), StatusCode::UNAUTHORIZED);
+    }
+    for watch in &mut arrived {
+        watch.answer_head(200, &[]).await;
+    }
+    for watch in watches {
+        assert_eq!(watch.await.unwrap().status(), StatusCode::OK);
+    }
+}

@@ -88,7 +88,13 @@ async fn impersonation_is_passed_whole_or_refused() {
     }
     agent.nothing().await;
     world.quiet().await;
-    assert_eq!(world.audit().await[0]["impersonated_user"], "bob");
+    let records = world.audit().await;
+    assert_eq!(records[0]["impersonated_user"], "bob");
+    // Who looks for what was denied finds these too.
+    for refused in &records[1..] {
+        assert_eq!((&refused["decision"], &refused["status"]), (&"deny".into(), &403.into()), "{refused}");
+    }
+    assert_eq!(records.len(), 6);
 }
 
 /// `kubectl --as jörg --as-group Développeurs --as-user-extra my_key=v`, as client-go writes it, and a header of what

@@ -256,6 +256,10 @@ impl Answer {
     fn of(answer: Response<AnswerBody>) -> Result<Self, Refusal> {
         let (parts, body) = answer.into_parts();
         let (status, mut headers) = (parts.status, parts.headers);
+        // The body was read by its chunks, and a length beside them is not to go on (RFC 9112 section 6.3).
+        if headers.contains_key(header::TRANSFER_ENCODING) {
+            headers.remove(header::CONTENT_LENGTH);
+        }
         exchange::strip_hop_by_hop(&mut headers, false);
         Ok(Self { status, head: encode(status, headers)?, body })
     }
