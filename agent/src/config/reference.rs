@@ -170,7 +170,11 @@ const SESSIONS: &[Key] =
     &[Key::default("outlive_token", "\"8h\"", "How long a session may outlive its token; 0s is strict.")];
 
 const LIMITS: &[Key] = &[
-    Key::default("streams", "8192", "Exchanges at once."),
+    Key::default(
+        "streams",
+        "8192",
+        "Exchanges at once; fewer where the memory of the container has less than 128 KiB for each.",
+    ),
     Key::default("drain_grace", "\"30s\"", "How long open requests may go on while the agent drains."),
 ];
 

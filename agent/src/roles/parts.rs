@@ -18,7 +18,7 @@ use super::{
     kube_aad_proxy::users::{Judges, Users},
     kubernetes,
     logcollector::LogBuffer,
-    serve::Server,
+    serve::{Server, at_once},
 };
 use crate::{
     chain,
@@ -94,7 +94,7 @@ impl Parts {
         };
         let kubernetes = kubernetes_client(&config).await?;
         let status = Arc::<StatusBoard>::default();
-        let server = Server::idle(config.streams_max);
+        let server = Server::idle(at_once(config.streams_max, daemon::memory::limit()));
         let (carrier, grace) = (config.gateway.carrier, config.drain_grace);
         let tunnels = Tunnels::new(connector.clone(), carrier, server.clone(), status.clone(), grace);
         // Nobody waits for the tunnel of an agent that serves no users: its own exchanges take whichever is up.

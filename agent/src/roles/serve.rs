@@ -25,6 +25,16 @@ use crate::{metrics, tunnel::Serve};
 /// What users are told where cluster connect is off.
 const SHUT_OUT: &str = "cluster connect is disabled for this cluster; its owner may enable it again with `towline enable-features cluster-connect`";
 
+/// What an exchange is counted with: its connection to the apiserver, what that holds while nobody reads, and what an
+/// allocator does not give back.
+const EXCHANGE_BYTES: u64 = 128 * 1024;
+
+/// How many exchanges are served at once of `wanted`, where the process may have `memory` bytes.
+pub fn at_once(wanted: usize, memory: Option<u64>) -> usize {
+    let room = memory.map(|bytes| usize::try_from(bytes / EXCHANGE_BYTES).unwrap_or(usize::MAX).max(1));
+    room.map_or(wanted, |room| wanted.min(room))
+}
+
 /// Serves streams by the roles.
 #[derive(Clone)]
 pub struct Server {
@@ -152,5 +162,18 @@ impl Serve for Server {
 
     fn abort(&self) {
         Self::abort(self);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn exchanges_are_as_many_as_the_memory_has_room_for() {
+        assert_eq!(at_once(8192, None), 8192);
+        assert_eq!(at_once(8192, Some(512 << 20)), 4096);
+        assert_eq!(at_once(100, Some(512 << 20)), 100);
+        assert_eq!(at_once(8192, Some(1)), 1);
     }
 }

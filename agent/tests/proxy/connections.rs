@@ -506,3 +506,87 @@ async fn drops_that_nobody_reads_end_no_connection() {
     // The logs; the watches together, and what is written to a service.
     assert_eq!([0, 1].map(|which: usize| connections[which].load(Ordering::SeqCst)), [2, 2]);
 }
+
+/// An HTTP/2 apiserver that notes how much each answer's window lets it send at first, and then sends `bytes` of it as
+/// the agent takes them.
+async fn generous(bytes: usize, unread: u64) -> (Harness, Arc<Mutex<Vec<(String, usize)>>>, TaskGroup) {
+    let windows = Arc::<Mutex<Vec<(String, usize)>>>::default();
+    let (noted, sending) = (windows.clone(), TaskGroup::new("answers"));
+    let (address, roots, tasks) = listen(&[b"h2"], move |io, _| {
+        let (noted, sending) = (noted.clone(), sending.clone());
+        async move {
+            let mut connection = h2::server::handshake::<_, Bytes>(io).await.unwrap();
+            while let Some(Ok((request, mut respond))) = connection.accept().await {
+                let user = request.headers()["impersonate-user"].to_str().unwrap().to_owned();
+                let mut send = respond.send_response(http::Response::new(()), false).unwrap();
+                let noted = noted.clone();
+                sending.spawn("answer", async move {
+                    let mut left = bytes;
+                    send.reserve_capacity(left);
+                    let mut first = Some(user);
+                    while left > 0
+                        && let Some(Ok(_)) = std::future::poll_fn(|cx| send.poll_capacity(cx)).await
+                    {
+                        let room = send.capacity();
+                        if let Some(user) = first.take() {
+                            noted.lock().unwrap().push((user, room));
+                        }
+                        let chunk = Bytes::from(vec![b'x'; room.min(left)]);
+                        left -= chunk.len();
+                        send.send_data(chunk, left == 0).unwrap();
+                        send.reserve_capacity(left);
+                    }
+                });
+            }
+        }
+    })
+    .await;
+    (Harness::with_bytes_unread(access(address, &roots), unread).await, windows, tasks)
+}
+
+/// Whatever many streams nobody reads: what they may hold beyond a little for each is a share of what all may hold.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn t8_streams_that_nobody_reads_hold_a_share_of_what_all_may_hold() {
+    const UNREAD: u64 = 64 << 20;
+    const NARROW: usize = 32 * 1024;
+    const STREAMS: usize = 300;
+    let bytes = 1_000_000;
+    let (harness, windows, _tasks) = generous(bytes, UNREAD).await;
+    let target = "/api/v1/pods?watch=1";
+    let jane = harness.jane();
+    let mut unread = Vec::new();
+    for _ in 0..STREAMS {
+        let mut stream = harness.open(&head("GET", target, &[("authorization", &jane)])).await;
+        let _ = stream.send.finish();
+        assert_eq!(response_head(&mut stream.recv).await.status, 200);
+        unread.push(stream);
+    }
+    // The head of an answer leaves before its window is noted.
+    while windows.lock().unwrap().len() < STREAMS {
+        tokio::task::yield_now().await;
+    }
+    let beyond: usize = windows.lock().unwrap().iter().map(|(_, window)| window - NARROW).sum();
+    let wide = windows.lock().unwrap().iter().filter(|(_, window)| *window > NARROW).count();
+    assert!(wide > 10 && beyond as u64 <= UNREAD / 8, "{wide} wide ones, {beyond} bytes");
+
+    // Others have wide ones beside them, and read. Several, for two may have one share, by chance.
+    for user in ["joe", "jim", "jack"] {
+        let other = format!("Bearer {}", harness.token(user, &[]));
+        let answer = harness.send(&head("GET", target, &[("authorization", &other)]), b"").await;
+        assert_eq!((answer.status, answer.body.len(), answer.end), (200, bytes, Ok(())));
+    }
+    let others: Vec<_> = windows.lock().unwrap().split_off(STREAMS);
+    assert!(others.iter().any(|(user, window)| user != "jane" && *window == 256 * 1024), "{others:?}");
+
+    // A narrow one is whole too, and the room comes back with the streams.
+    let mut last = unread.pop().unwrap();
+    let (body, end) = rest(&mut last.recv).await;
+    assert_eq!((body.len(), end), (bytes, Ok(())));
+    drop(unread);
+    while harness.upstream.open().1 > 0 {
+        tokio::task::yield_now().await;
+    }
+    let answer = harness.send(&head("GET", target, &[("authorization", &jane)]), b"").await;
+    assert_eq!((answer.status, answer.body.len(), answer.end), (200, bytes, Ok(())));
+    assert_eq!(windows.lock().unwrap().last().unwrap().1, 256 * 1024);
+}

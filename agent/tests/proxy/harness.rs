@@ -73,6 +73,15 @@ impl Harness {
         Self::of(access, outlive_token, streams_max, issuer, authenticator).await
     }
 
+    /// Whose answers may hold `bytes` while nobody reads them, and a little for each beyond that.
+    pub async fn with_bytes_unread(access: Access, bytes: u64) -> Self {
+        let issuer = TestIssuer::new(ISSUER);
+        let authenticator = Arc::new(Authenticator::new(issuer.verifier(), CLUSTER.parse().unwrap()));
+        let connections = TaskGroup::new("connections");
+        let upstream = Upstream::with_bytes_unread(access, connections.clone(), bytes).unwrap();
+        Self::over(upstream, connections, Duration::from_secs(3600), 4096, issuer, authenticator).await
+    }
+
     /// With tokens judged by `authenticator`.
     pub async fn of(
         access: Access,
@@ -82,7 +91,19 @@ impl Harness {
         authenticator: Arc<Authenticator>,
     ) -> Self {
         let connections = TaskGroup::new("connections");
-        let upstream = Arc::new(Upstream::new(access, connections.clone()).unwrap());
+        let upstream = Upstream::new(access, connections.clone()).unwrap();
+        Self::over(upstream, connections, outlive_token, streams_max, issuer, authenticator).await
+    }
+
+    async fn over(
+        upstream: Upstream,
+        connections: TaskGroup,
+        outlive_token: Duration,
+        streams_max: usize,
+        issuer: TestIssuer,
+        authenticator: Arc<Authenticator>,
+    ) -> Self {
+        let upstream = Arc::new(upstream);
         let names = Names::new(&config::Impersonation::default());
         let sessions = Sessions::new(outlive_token);
         let authorizer = Authorizer::new(authenticator.clone(), Some("test".to_owned()));

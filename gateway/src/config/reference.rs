@@ -138,7 +138,7 @@ const AGENTS: &[Key] = &[
 const AUDIT: &[Key] = &[Key::default("file", "\"-\"", "A file that is appended to; - is standard output.")];
 
 const LIMITS: &[Key] = &[
-    Key::default("streams_per_user", "4096", "Exchanges at once of one user."),
+    Key::default("streams_per_user", "1536", "Exchanges at once of one user."),
     Key::default("streams_per_cluster", "16384", "Exchanges at once with one cluster."),
     Key::default("streams_per_tunnel", "8192", "Users' exchanges at once on one tunnel."),
     Key::default("connections", "20000", "Users' connections at once."),

@@ -10,6 +10,7 @@
 //! | [`release`] | the version of this program |
 //! | [`settings`] | settings files: every fault of one at once; durations |
 //! | [`atomic`] | files that are replaced or made at once |
+//! | [`memory`] | how much of it this process may have |
 //! | [`stdout`] | what is printed: the whole of it, or why not |
 //! | [`shares`] | bounded tables that nobody keeps others out of |
 //! | [`tcp`] | names to addresses, and to the first that answers (Happy Eyeballs) |
@@ -23,6 +24,7 @@ pub mod atomic;
 mod backoff;
 mod files;
 mod latch;
+pub mod memory;
 pub mod redact;
 pub mod release;
 pub mod settings;

@@ -185,23 +185,35 @@ impl<K: Hash + Eq + Clone, V, N: Hash + Ord + Clone> Shared<K, V, N> {
     }
 }
 
-/// Turns for work of which a limited amount is done at once. Networks take turns: a network's first entry waits for at
-/// most one entry of each other network. When the queue is full, the network with the most entries loses its oldest.
-pub struct Queue(Arc<Mutex<Waiting>>);
+/// Who takes turns: a network, a user.
+pub trait Party: Hash + Ord + Clone {}
 
-struct Waiting {
+impl<N: Hash + Ord + Clone> Party for N {}
+
+/// Turns for work of which a limited amount is done at once. Parties take turns: a party's first entry waits for at
+/// most one entry of each other party. When the queue is full, the party with the most entries loses its oldest.
+pub struct Queue<N: Party = IpAddr>(Arc<Mutex<Waiting<N>>>);
+
+struct Waiting<N: Party> {
     free: usize,
     tickets: u64,
-    waiting: Shared<u64, (IpAddr, oneshot::Sender<Turn>)>,
-    /// Networks that wait, in the order of their turns, and where each of them is in it.
-    order: BTreeMap<u64, IpAddr>,
-    places: HashMap<IpAddr, u64>,
+    waiting: Shared<u64, (N, oneshot::Sender<Turn<N>>), N>,
+    /// Parties that wait, in the order of their turns, and where each of them is in it.
+    order: BTreeMap<u64, N>,
+    places: HashMap<N, u64>,
 }
 
 /// The right to work, given on when it is dropped.
-pub struct Turn(Arc<Mutex<Waiting>>);
+pub struct Turn<N: Party = IpAddr>(Arc<Mutex<Waiting<N>>>);
 
 impl Queue {
+    /// As [`Queue::turn_of`], for the network of `peer`.
+    pub async fn turn(&self, peer: IpAddr) -> Option<Turn> {
+        self.turn_of(network(peer)).await
+    }
+}
+
+impl<N: Party> Queue<N> {
     /// At most `at_once` pieces of work at once, and `waiting` callers that wait for a turn.
     pub fn new(at_once: usize, waiting: usize) -> Self {
         Self(Arc::new(Mutex::new(Waiting {
@@ -213,9 +225,9 @@ impl Queue {
         })))
     }
 
-    /// Waits for a turn. `None`: this network has most of those who wait, and there are too many. Who stops waiting has
-    /// no turn any more.
-    pub async fn turn(&self, peer: IpAddr) -> Option<Turn> {
+    /// Waits for a turn. `None`: this party has most of those who wait, and there are too many. Who stops waiting has no
+    /// turn any more.
+    pub async fn turn_of(&self, party: N) -> Option<Turn<N>> {
         let (ticket, told) = {
             let mut queue = locked(&self.0);
             if queue.free > 0 {
@@ -223,7 +235,7 @@ impl Queue {
                 drop(queue);
                 return Some(Turn(Arc::clone(&self.0)));
             }
-            queue.wait(network(peer))
+            queue.wait(party)
         };
         let _gone = Ticket { queue: &self.0, ticket };
         told.await.ok()
@@ -235,15 +247,15 @@ impl Queue {
     }
 }
 
-impl Waiting {
-    fn wait(&mut self, network: IpAddr) -> (u64, oneshot::Receiver<Turn>) {
+impl<N: Party> Waiting<N> {
+    fn wait(&mut self, party: N) -> (u64, oneshot::Receiver<Turn<N>>) {
         let (tell, told) = oneshot::channel();
         let ticket = self.number();
         // Who gives way hears that nobody is left to tell them.
-        if let Some((_, (other, _))) = self.waiting.insert(network, ticket, (network, tell)) {
+        if let Some((_, (other, _))) = self.waiting.insert(party.clone(), ticket, (party.clone(), tell)) {
             self.settle(other);
         }
-        self.settle(network);
+        self.settle(party);
         (ticket, told)
     }
 
@@ -252,41 +264,41 @@ impl Waiting {
         self.tickets
     }
 
-    /// A network has a turn for as long as somebody of it waits.
-    fn settle(&mut self, network: IpAddr) {
-        match (self.waiting.count(&network), self.places.get(&network)) {
+    /// A party has a turn for as long as somebody of it waits.
+    fn settle(&mut self, party: N) {
+        match (self.waiting.count(&party), self.places.get(&party)) {
             (0, Some(place)) => {
                 self.order.remove(place);
-                self.places.remove(&network);
+                self.places.remove(&party);
             }
             (1.., None) => {
                 let place = self.number();
-                self.order.insert(place, network);
-                self.places.insert(network, place);
+                self.order.insert(place, party.clone());
+                self.places.insert(party, place);
             }
             _ => {}
         }
     }
 
     fn remove(&mut self, ticket: u64) {
-        if let Some((network, _)) = self.waiting.remove(&ticket) {
-            self.settle(network);
+        if let Some((party, _)) = self.waiting.remove(&ticket) {
+            self.settle(party);
         }
     }
 
     /// The caller that has the next turn.
-    fn pop(&mut self) -> Option<oneshot::Sender<Turn>> {
-        let (_, network) = self.order.pop_first()?;
-        self.places.remove(&network);
-        let oldest = *self.waiting.oldest(&network)?;
+    fn pop(&mut self) -> Option<oneshot::Sender<Turn<N>>> {
+        let (_, party) = self.order.pop_first()?;
+        self.places.remove(&party);
+        let oldest = *self.waiting.oldest(&party)?;
         let (_, tell) = self.waiting.remove(&oldest)?;
         // Behind all others.
-        self.settle(network);
+        self.settle(party);
         Some(tell)
     }
 }
 
-impl Drop for Turn {
+impl<N: Party> Drop for Turn<N> {
     fn drop(&mut self) {
         let next = {
             let mut queue = locked(&self.0);
@@ -302,18 +314,18 @@ impl Drop for Turn {
 }
 
 /// One who waits.
-struct Ticket<'a> {
-    queue: &'a Mutex<Waiting>,
+struct Ticket<'a, N: Party> {
+    queue: &'a Mutex<Waiting<N>>,
     ticket: u64,
 }
 
-impl Drop for Ticket<'_> {
+impl<N: Party> Drop for Ticket<'_, N> {
     fn drop(&mut self) {
         locked(self.queue).remove(self.ticket);
     }
 }
 
-fn locked(queue: &Mutex<Waiting>) -> MutexGuard<'_, Waiting> {
+fn locked<N: Party>(queue: &Mutex<Waiting<N>>) -> MutexGuard<'_, Waiting<N>> {
     queue.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -408,7 +420,7 @@ mod tests {
 
     #[tokio::test]
     async fn networks_take_turns_and_who_is_gone_is_passed_over() {
-        let queue = Arc::new(Queue::new(1, 3));
+        let queue = Arc::new(Queue::<IpAddr>::new(1, 3));
         let first = queue.turn(v4("192.0.2.1")).await.unwrap();
         let (order, waiting) = (Arc::new(Mutex::new(Vec::new())), Arc::clone(&queue));
         let mut tasks = Vec::new();
@@ -431,7 +443,7 @@ mod tests {
 
     #[tokio::test]
     async fn of_a_full_queue_the_heaviest_gives_way() {
-        let queue = Arc::new(Queue::new(1, 2));
+        let queue = Arc::new(Queue::<IpAddr>::new(1, 2));
         let first = queue.turn(v4("192.0.2.1")).await.unwrap();
         let wait = |peer: &'static str| {
             let queue = Arc::clone(&queue);

@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 pub use crate::headers::{content_length, is_hop_by_hop, remove_where, strip_hop_by_hop, upgrade_of};
 pub use body::StreamBody;
-pub use resend::{KEPT_IN_ALL, KEPT_PER_BODY, Part, Resendable, Room, Sending, SendingError, was_not_processed};
+pub use resend::{Held, KEPT_IN_ALL, KEPT_PER_BODY, Part, Resendable, Room, Sending, SendingError, was_not_processed};
 pub use send::{SendBodyError, Sent, respond, respond_encoded, respond_head, send_body};
 pub use splice::{Spliced, splice, splice_counted};
 pub use status::Status;

@@ -51,8 +51,9 @@ pub const LONG_TARGETS_PER_ADDRESS: u32 = 8;
 pub const CONTROL_BYTES: usize = 64 * 1024;
 /// Streams open at once on one tunnel, in both directions together. quinn's default is 100.
 pub const STREAMS_PER_TUNNEL: u32 = 8192;
-/// Streams open at once for one user at one gateway.
-pub const STREAMS_PER_USER: u32 = 4096;
+/// Streams open at once for one user at one gateway. Programs that follow a whole cluster have up to a thousand; each
+/// that is not read holds memory of gateway and agent.
+pub const STREAMS_PER_USER: u32 = 1536;
 /// Streams open at once towards one cluster, over all of its tunnels.
 pub const STREAMS_PER_CLUSTER: u32 = 16384;
 /// What a stream may carry in one direction before its reader has taken anything, in bytes. Small, so that stalled

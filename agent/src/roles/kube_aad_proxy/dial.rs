@@ -20,6 +20,7 @@ mod long;
 mod pool;
 mod redirect;
 mod tasks;
+mod unread;
 
 use std::{future::poll_fn, pin::pin, sync::Arc, time::Duration};
 
@@ -30,7 +31,7 @@ use http::{
 };
 use hyper::body::Incoming;
 use tokio::{sync::oneshot, time::Instant};
-use tunnel::exchange::{Room, was_not_processed};
+use tunnel::exchange::{Held, Room, was_not_processed};
 use types::limits;
 
 use self::{
@@ -39,13 +40,10 @@ use self::{
     body::{Outgoing, RequestBody},
     connect::{Connector, FailureLog},
     pool::{Http1, LIFE_MAX, Lease, List, Pace, Pool, Sender},
+    unread::{Dials, PATIENCE, Party, Unread, Width},
 };
 use super::{impersonate::UpstreamHead, target::Target};
 
-/// How long others wait for a dial before the next of them dials too: one backend of the apiserver that does not answer
-/// must not hold up what another would take. A handshake in a cluster takes a few milliseconds; at most 60 dials hang
-/// at once.
-const PATIENCE: Duration = Duration::from_millis(500);
 /// How many connections one request may try.
 const ATTEMPTS: u32 = 6;
 /// Pause before the third attempt; doubles with each further one. A second attempt goes at once, for as a rule a GOAWAY
@@ -90,16 +88,34 @@ pub struct Apiserver {
     /// Connections without the agent's client certificate, for tokens that are passed through.
     bare: Arc<Pool>,
     room: Arc<Room>,
+    unread: Unread,
+    dials: Dials,
 }
 
 impl Apiserver {
     /// Nothing is dialled yet. Connections run as tasks of `tasks`.
     pub fn new(access: Access, tasks: TaskGroup) -> Result<Self, DialError> {
+        Self::with_unread(access, tasks, Unread::of_process())
+    }
+
+    /// The same, where answers that come may hold `bytes` while nobody reads them, and a little for each beyond that.
+    pub fn with_bytes_unread(access: Access, tasks: TaskGroup, bytes: u64) -> Result<Self, DialError> {
+        Self::with_unread(access, tasks, Unread::of(bytes))
+    }
+
+    fn with_unread(access: Access, tasks: TaskGroup, unread: Unread) -> Result<Self, DialError> {
         let authority: uri::Authority =
             access.authority().parse().map_err(|err: uri::InvalidUri| DialError::Request(err.into()))?;
         let host = HeaderValue::from_str(authority.as_str()).map_err(|err| DialError::Request(err.into()))?;
         let connector = Arc::new(Connector { access, authority, host, tasks, told: FailureLog::default() });
-        Ok(Self { connector, pool: Arc::default(), bare: Arc::default(), room: Arc::default() })
+        Ok(Self {
+            connector,
+            pool: Arc::default(),
+            bare: Arc::default(),
+            room: Arc::default(),
+            unread,
+            dials: Dials::default(),
+        })
     }
 
     /// How it is reached.
@@ -146,7 +162,8 @@ impl Apiserver {
                     Box::pin(tokio::time::sleep(PAUSE * 2u32.pow(attempt - 2))).await;
                 }
                 let Some(body) = outgoing.send() else { return Err(DialError::NotProcessed(last)) };
-                let (err, again) = match self.acquire(head, pace, kept_too).await? {
+                let (sender, held) = self.acquire(head, pace, kept_too).await?;
+                let (err, again) = match sender {
                     Sender::Http2(mut send, claim) => {
                         let request = self.request(head, Version::HTTP_2, body)?;
                         claim.turns().hand();
@@ -157,7 +174,7 @@ impl Apiserver {
                         match answer.await {
                             Ok(answer) => {
                                 outgoing.release();
-                                return Ok(answer.map(|body| AnswerBody::new(body, Some(Lease::Stream(claim)))));
+                                return Ok(answer.map(|body| AnswerBody::new(body, Some(Lease::Stream(claim)), held)));
                             }
                             Err(err) => (err, false),
                         }
@@ -176,7 +193,7 @@ impl Apiserver {
                                 outgoing.release();
                                 let pool = self.pool(head.needs_own_credential()).clone();
                                 let lease = Lease::Connection(connection, pool);
-                                return Ok(answer.map(|body| AnswerBody::new(body, Some(lease))));
+                                return Ok(answer.map(|body| AnswerBody::new(body, Some(lease), held)));
                             }
                             Err(err) => {
                                 kept_too &= !connection.kept;
@@ -202,9 +219,10 @@ impl Apiserver {
     /// upgraded one, after anything else it ends with the answer's body.
     pub async fn upgrade(&self, head: &mut UpstreamHead) -> Result<Response<Incoming>, DialError> {
         self.authorize(head).await?;
-        let tls = self.connector.tls(true, head.needs_own_credential()).await?;
+        let party = self.unread.party(head.asks());
+        let tls = self.dials.run(party, self.connector.tls(true, head.needs_own_credential())).await?;
         let mut send = match self.target(head)? {
-            Target::Plain(_) => self.connector.http1(tls).await?,
+            Target::Plain(_) => self.connector.http1(tls).await?.0,
             Target::Long(target) => self.connector.http1_long(tls, head.method(), *target).await?,
         };
         let request = self.request(head, Version::HTTP_11, RequestBody::empty())?;
@@ -218,7 +236,8 @@ impl Apiserver {
     /// Sends a plain request with a long target, on a connection that is not used again.
     async fn send_long(&self, head: &mut UpstreamHead, outgoing: &Outgoing) -> Result<Response<AnswerBody>, DialError> {
         let Target::Long(target) = self.target(head)? else { return Err(DialError::TooLong) };
-        let tls = self.connector.tls(true, head.needs_own_credential()).await?;
+        let party = self.unread.party(head.asks());
+        let tls = self.dials.run(party, self.connector.tls(true, head.needs_own_credential())).await?;
         let mut send = self.connector.http1_long(tls, head.method(), *target).await?;
         let Some(body) = outgoing.send() else { return Err(DialError::NotProcessed(None)) };
         let request = self.request(head, Version::HTTP_11, body)?;
@@ -288,24 +307,34 @@ impl Apiserver {
         if own { &self.pool } else { &self.bare }
     }
 
-    /// A connection with room, one of HTTP/1.1 that was kept only if `kept_too`; dials one at a time, so that a burst
-    /// shares what it opens, unless that takes long.
-    async fn acquire(&self, head: &UpstreamHead, pace: Pace, kept_too: bool) -> Result<Sender, DialError> {
-        let own = head.needs_own_credential();
-        let sender = match (self.pool(own).take(pace, kept_too), pace) {
+    /// A connection with room, one of HTTP/1.1 that was kept only if `kept_too`, with what the answer may hold; dials
+    /// one at a time, so that a burst shares what it opens, unless that takes long.
+    async fn acquire(
+        &self,
+        head: &UpstreamHead,
+        pace: Pace,
+        kept_too: bool,
+    ) -> Result<(Sender, Option<Held>), DialError> {
+        let (own, party) = (head.needs_own_credential(), self.unread.party(head.asks()));
+        let held = self.unread.hold(party);
+        let width = Width::of(held.as_ref());
+        let sender = match (self.pool(own).take(pace, kept_too, width), pace) {
             (Some(sender), _) => sender,
             // Boxed: few requests dial, and TLS and HTTP/2 handshakes are large.
-            (None, Pace::Flows | Pace::Brief) => Box::pin(self.dial(own, kept_too)).await?,
+            (None, Pace::Flows | Pace::Brief) => Box::pin(self.dial(own, kept_too, party, width)).await?,
             (None, Pace::Drips) => {
-                let send = Box::pin(self.connector.http1_for_drops(own)).await?;
+                let send = Box::pin(self.dials.run(party, self.connector.http1_for_drops(own))).await?;
                 Sender::Http1(Http1::fresh(send, None, List::Drops))
             }
-            (None, Pace::DripsBothWays) => Box::pin(self.dial_alone(own)).await?,
+            (None, Pace::DripsBothWays) => Box::pin(self.dials.run(party, self.dial_alone(own, width))).await?,
         };
+        if let Sender::Http1(connection) = &sender {
+            connection.set_width(width);
+        }
         if pace == Pace::Brief && matches!(sender, Sender::Http2(..)) {
             self.keep_for_brief(own);
         }
-        Ok(sender)
+        Ok((sender, held))
     }
 
     /// Dials a connection for brief answers, if there is a place for it; no request waits for that.
@@ -331,19 +360,19 @@ impl Apiserver {
     }
 
     /// A connection that no other request gets.
-    async fn dial_alone(&self, own: bool) -> Result<Sender, DialError> {
+    async fn dial_alone(&self, own: bool, width: Width) -> Result<Sender, DialError> {
         let tls = self.connector.tls(false, own).await?;
         if tls.get_ref().1.alpn_protocol() != Some(b"h2") {
             return Ok(Sender::Http1(Http1::fresh(self.connector.http1(tls).await?, None, List::Any)));
         }
-        let (send, _, turns) = self.connector.http2(tls, || ()).await?;
+        let (send, _, turns) = self.connector.http2(tls, width, || ()).await?;
         Ok(Sender::alone(send, turns))
     }
 
-    async fn dial(&self, own: bool, kept_too: bool) -> Result<Sender, DialError> {
+    async fn dial(&self, own: bool, kept_too: bool, party: Party, width: Width) -> Result<Sender, DialError> {
         let pool = self.pool(own);
-        let mut dialling = Some(pool.dialling.lock().await);
-        if let Some(sender) = pool.take(Pace::Flows, kept_too) {
+        let mut dialling = pool.dialling.turn(party).await;
+        if let Some(sender) = pool.take(Pace::Flows, kept_too, width) {
             return Ok(sender);
         }
         let mut connecting = pin!(self.connector.tls(false, own));
@@ -361,8 +390,8 @@ impl Apiserver {
                     pool.retire();
                 }
             };
-            let (send, allowed, turns) = self.connector.http2(tls, ended).await?;
-            return Ok(pool.add(send, allowed, turns));
+            let (send, allowed, turns) = self.connector.http2(tls, width, ended).await?;
+            return Ok(pool.add(send, allowed, turns, width));
         }
         // HTTP/1.1 carries one request at a time: others need not wait for this one's handshake.
         drop(dialling);

@@ -84,6 +84,11 @@ impl Room {
         Part { room: Arc::clone(self), at }
     }
 
+    fn give_back(&self, at: usize, bytes: usize) {
+        self.held[at].fetch_sub(bytes, Ordering::Relaxed);
+        self.left.fetch_add(bytes, Ordering::Relaxed);
+    }
+
     /// Bytes that are left.
     pub fn left(&self) -> usize {
         self.left.load(Ordering::Relaxed)
@@ -96,7 +101,27 @@ pub struct Part {
     at: usize,
 }
 
+/// Bytes of a [`Room`] that somebody holds until it is dropped.
+pub struct Held {
+    room: Arc<Room>,
+    // Small, for each request carries one.
+    at: u32,
+    bytes: u32,
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.room.give_back(self.at as usize, self.bytes as usize);
+    }
+}
+
 impl Part {
+    /// Holds `bytes` of it. `None`: the party has its share, or there is no room.
+    pub fn hold(self, bytes: u32) -> Option<Held> {
+        let at = u32::try_from(self.at).ok()?;
+        self.take(bytes as usize).then(|| Held { room: self.room, at, bytes })
+    }
+
     fn take(&self, bytes: usize) -> bool {
         let Room { all, left, held, .. } = &*self.room;
         let update = |of: &AtomicUsize, change: &dyn Fn(usize) -> Option<usize>| {
@@ -115,8 +140,7 @@ impl Part {
     }
 
     fn give_back(&self, bytes: usize) {
-        self.room.held[self.at].fetch_sub(bytes, Ordering::Relaxed);
-        self.room.left.fetch_add(bytes, Ordering::Relaxed);
+        self.room.give_back(self.at, bytes);
     }
 }
 

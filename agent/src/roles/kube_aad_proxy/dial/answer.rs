@@ -8,6 +8,7 @@ use std::{
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
+use tunnel::exchange::Held;
 
 use super::pool::Lease;
 
@@ -15,11 +16,13 @@ use super::pool::Lease;
 pub struct AnswerBody {
     body: Incoming,
     lease: Option<Lease>,
+    /// What it may hold while nobody reads it; none if it is narrow.
+    held: Option<Held>,
 }
 
 impl AnswerBody {
-    pub(super) fn new(body: Incoming, lease: Option<Lease>) -> Self {
-        let mut this = Self { body, lease };
+    pub(super) fn new(body: Incoming, lease: Option<Lease>, held: Option<Held>) -> Self {
+        let mut this = Self { body, lease, held };
         if this.body.is_end_stream() {
             this.finished();
         }
@@ -28,13 +31,14 @@ impl AnswerBody {
 
     /// Of a connection that is not used again.
     pub fn alone(body: Incoming) -> Self {
-        Self { body, lease: None }
+        Self { body, lease: None, held: None }
     }
 
     fn finished(&mut self) {
         if let Some(lease) = self.lease.take() {
             lease.finished();
         }
+        self.held = None;
     }
 }
 

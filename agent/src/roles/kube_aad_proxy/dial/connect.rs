@@ -26,21 +26,16 @@ use super::{
     access::Access,
     body::RequestBody,
     long::LongLine,
-    pool::{Driver, STREAMS_PER_CONNECTION},
+    pool::{Driver, Http1Send, STREAMS_PER_CONNECTION},
     tasks::ConnectionTasks,
+    unread::{Narrow, Sips, Width},
 };
 use crate::roles::{kube_aad_proxy::target::LongTarget, kubeconfig::Via};
 
-/// What one stream may have in flight from the apiserver before its reader took anything. The apiserver is near.
-const STREAM_WINDOW: u32 = 256 * 1024;
 /// Room for every stream's window, so that stalled readers never block others of the connection; several times that,
 /// for h2 makes of half of it what small frames may cost it beside their bytes, over which it ends the connection:
 /// enough for events of 28 bytes on average, which none has.
-const CONNECTION_WINDOW: u32 = STREAM_WINDOW * 1024;
-/// HTTP/2 frames at the most.
-const FRAME_BYTES: u32 = 256 * 1024;
-/// What one stream may queue towards the apiserver.
-const SEND_BUFFER_BYTES: usize = 512 * 1024;
+const CONNECTION_WINDOW: u32 = 256 * 1024 * 1024;
 /// Buffer of an HTTP/1.1 connection: a whole head must fit.
 const HTTP1_BUFFER_BYTES: usize = 512 * 1024;
 /// Looking up the name, connecting and TLS, each.
@@ -144,7 +139,7 @@ impl Connector {
     }
 
     /// HTTP/1.1 for answers in drops.
-    pub(super) async fn http1_for_drops(&self, own: bool) -> Result<http1::SendRequest<RequestBody>, DialError> {
+    pub(super) async fn http1_for_drops(&self, own: bool) -> Result<Http1Send, DialError> {
         self.http1(self.tls_for_reads(own).await?).await
     }
 
@@ -154,7 +149,7 @@ impl Connector {
         &self,
         own: bool,
         held: impl Send + 'static,
-    ) -> Result<(http1::SendRequest<RequestBody>, Driver), DialError> {
+    ) -> Result<(Http1Send, Driver), DialError> {
         let tls = self.tls_for_reads(own).await?;
         let (send, connection) = self.handshake(&mut http1::Builder::new(), tls).await?;
         let driver = Box::pin(async move {
@@ -178,6 +173,7 @@ impl Connector {
     pub(super) async fn http2(
         &self,
         tls: TlsStream<TcpIo>,
+        width: Width,
         ended: impl FnOnce() + Send + 'static,
     ) -> Result<(http2::SendRequest<RequestBody>, Arc<AtomicUsize>, Turns), DialError> {
         let header_bytes = u32::try_from(limits::HEADER_LIST_BYTES).unwrap_or(u32::MAX);
@@ -185,11 +181,11 @@ impl Connector {
         let (turns, tasks) = (cork.turns(), ConnectionTasks::new(self.tasks.clone()));
         let (send, connection) = http2::Builder::new(tasks.clone())
             .timer(TokioTimer::new())
-            .initial_stream_window_size(STREAM_WINDOW)
+            .initial_stream_window_size(width.window())
             .initial_connection_window_size(CONNECTION_WINDOW)
-            .max_frame_size(FRAME_BYTES)
+            .max_frame_size(width.frame())
             .max_header_list_size(header_bytes)
-            .max_send_buf_size(SEND_BUFFER_BYTES)
+            .max_send_buf_size(width.send_buffer())
             .max_concurrent_reset_streams(limits::RESET_STREAMS)
             .max_local_error_reset_streams(limits::RESET_STREAMS)
             .reset_stream_duration(limits::RESET_REMEMBERED)
@@ -216,7 +212,7 @@ impl Connector {
     }
 
     /// Opens a connection that speaks HTTP/1.1.
-    pub(super) async fn http1(&self, tls: TlsStream<TcpIo>) -> Result<http1::SendRequest<RequestBody>, DialError> {
+    pub(super) async fn http1(&self, tls: TlsStream<TcpIo>) -> Result<Http1Send, DialError> {
         let (send, connection) = self.handshake(http1::Builder::new().max_headers(limits::HEADER_COUNT), tls).await?;
         self.tasks.spawn("apiserver connection", async move { said(connection.with_upgrades().await) });
         Ok(send)
@@ -232,7 +228,8 @@ impl Connector {
         target: LongTarget,
     ) -> Result<http1::SendRequest<RequestBody>, DialError> {
         let io = LongLine::new(tls, method, target.into_bytes());
-        let (send, connection) = self.handshake(http1::Builder::new().max_headers(limits::HEADER_COUNT), io).await?;
+        let ((send, _), connection) =
+            self.handshake(http1::Builder::new().max_headers(limits::HEADER_COUNT), io).await?;
         self.tasks.spawn("apiserver connection", async move { said(connection.with_upgrades().await) });
         Ok(send)
     }
@@ -241,9 +238,15 @@ impl Connector {
         &self,
         builder: &mut http1::Builder,
         tls: T,
-    ) -> Result<(http1::SendRequest<RequestBody>, Http1Connection<T>), DialError> {
-        let made = builder.max_buf_size(HTTP1_BUFFER_BYTES).handshake(TokioIo::new(tls)).await;
-        made.map_err(|err| self.failed(format!("HTTP/1.1: {err}")))
+    ) -> Result<(Http1Send, Http1Connection<T>), DialError> {
+        let narrow = Narrow::default();
+        let io = TokioIo::new(Sips::new(tls, narrow.clone()));
+        let (send, connection) = builder
+            .max_buf_size(HTTP1_BUFFER_BYTES)
+            .handshake(io)
+            .await
+            .map_err(|err| self.failed(format!("HTTP/1.1: {err}")))?;
+        Ok(((send, narrow), connection))
     }
 
     /// No request was sent.
@@ -252,7 +255,7 @@ impl Connector {
     }
 }
 
-type Http1Connection<T> = http1::Connection<TokioIo<T>, RequestBody>;
+type Http1Connection<T> = http1::Connection<TokioIo<Sips<T>>, RequestBody>;
 
 /// What the TLS library says, and what to do where its words do not tell.
 fn explain(error: &std::io::Error) -> String {

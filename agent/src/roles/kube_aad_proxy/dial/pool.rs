@@ -16,7 +16,10 @@ use hyper::client::conn::{http1, http2};
 use tokio::time::Instant;
 use tunnel::transport::cork::Turns;
 
-use super::body::RequestBody;
+use super::{
+    body::RequestBody,
+    unread::{Dialling, Narrow, Width},
+};
 use crate::roles::kube_aad_proxy::impersonate::UpstreamHead;
 
 /// Streams on one HTTP/2 connection, below what an apiserver allows (100).
@@ -49,7 +52,7 @@ const CROSSING: Duration = Duration::from_secs(1);
 pub(super) struct Pool {
     connections: Mutex<Connections>,
     /// Who dials for all, unless that takes long.
-    pub(super) dialling: tokio::sync::Mutex<()>,
+    pub(super) dialling: Dialling,
 }
 
 #[derive(Default)]
@@ -84,6 +87,8 @@ pub(super) struct Place(#[expect(dead_code, reason = "held for its drop")] Arc<(
 struct Http2 {
     send: http2::SendRequest<RequestBody>,
     load: Arc<Load>,
+    /// Of each of its streams.
+    width: Width,
     /// How many streams the apiserver allows now.
     allowed: Arc<AtomicUsize>,
 }
@@ -95,6 +100,9 @@ struct Load {
     streams: AtomicUsize,
     idle_since: Mutex<Instant>,
 }
+
+/// What sends on a connection of HTTP/1.1, and what makes that narrow.
+pub(super) type Http1Send = (http1::SendRequest<RequestBody>, Narrow);
 
 /// A connection for one request.
 pub(super) enum Sender {
@@ -108,6 +116,8 @@ pub(super) struct Http1 {
     pub(super) send: http1::SendRequest<RequestBody>,
     /// None where a task drives it, and once it has ended.
     driver: Option<Driver>,
+    /// Makes it narrow.
+    narrow: Narrow,
     list: List,
     since: Instant,
     /// Whether it has answered a request.
@@ -174,13 +184,13 @@ impl Connections {
         old
     }
 
-    fn take(&mut self, pace: Pace, kept_too: bool) -> Option<Sender> {
+    fn take(&mut self, pace: Pace, kept_too: bool, width: Width) -> Option<Sender> {
         match pace {
             Pace::Brief if kept_too => {
-                self.brief().or_else(|| self.http2()).or_else(|| self.idle.take().map(Sender::Http1))
+                self.brief().or_else(|| self.http2(width)).or_else(|| self.idle.take().map(Sender::Http1))
             }
-            Pace::Flows if kept_too => self.http2().or_else(|| self.idle.take().map(Sender::Http1)),
-            Pace::Brief | Pace::Flows => self.http2(),
+            Pace::Flows if kept_too => self.http2(width).or_else(|| self.idle.take().map(Sender::Http1)),
+            Pace::Brief | Pace::Flows => self.http2(width),
             Pace::Drips if kept_too => self.idle_for_drops.take().map(Sender::Http1),
             Pace::Drips | Pace::DripsBothWays => None,
         }
@@ -198,24 +208,26 @@ impl Connections {
     fn brief(&mut self) -> Option<Sender> {
         let connection = self.idle_for_brief.take()?;
         self.brief.served |= connection.used;
-        if let Some(beside) = self.http2_with_room() {
+        if let Some(beside) = self.http2_with_room(Width::Wide) {
             beside.load.touch();
         }
         Some(Sender::Http1(connection))
     }
 
-    fn http2_with_room(&self) -> Option<&Http2> {
+    fn http2_with_room(&self, width: Width) -> Option<&Http2> {
         self.http2.iter().find(|connection| {
-            connection.load.streams() < connection.allowed.load(Ordering::Relaxed).min(STREAMS_PER_CONNECTION)
+            let most = connection.allowed.load(Ordering::Relaxed).min(STREAMS_PER_CONNECTION);
+            connection.width == width && connection.load.streams() < most
         })
     }
 
-    /// The first HTTP/2 connection with room, so that the last ones become idle; when all are full, the least loaded.
-    fn http2(&self) -> Option<Sender> {
+    /// The first HTTP/2 connection of this width with room, so that the last ones become idle; when all are full, the
+    /// least loaded, of this width if there is one.
+    fn http2(&self, width: Width) -> Option<Sender> {
         let chosen = if self.http2.len() >= CONNECTIONS_MAX {
-            self.http2.iter().min_by_key(|connection| connection.load.streams())
+            self.http2.iter().min_by_key(|connection| (connection.width != width, connection.load.streams()))
         } else {
-            self.http2_with_room()
+            self.http2_with_room(width)
         };
         chosen.map(|connection| Sender::Http2(connection.send.clone(), connection.load.claim()))
     }
@@ -243,10 +255,10 @@ impl Pool {
     }
 
     /// A connection with room, if there is one; one of HTTP/1.1, which was kept idle, only if `kept_too`.
-    pub(super) fn take(&self, pace: Pace, kept_too: bool) -> Option<Sender> {
+    pub(super) fn take(&self, pace: Pace, kept_too: bool, width: Width) -> Option<Sender> {
         self.retire();
         loop {
-            let taken = self.lock().take(pace, kept_too);
+            let taken = self.lock().take(pace, kept_too, width);
             match taken {
                 // Without the lock, for this reads and writes.
                 Some(Sender::Http1(mut connection)) => {
@@ -266,10 +278,16 @@ impl Pool {
     }
 
     /// Of HTTP/2, with one stream taken.
-    pub(super) fn add(&self, send: http2::SendRequest<RequestBody>, allowed: Arc<AtomicUsize>, turns: Turns) -> Sender {
+    pub(super) fn add(
+        &self,
+        send: http2::SendRequest<RequestBody>,
+        allowed: Arc<AtomicUsize>,
+        turns: Turns,
+        width: Width,
+    ) -> Sender {
         let load = Load::new(turns);
         let claim = load.claim();
-        self.lock().http2.push(Http2 { send: send.clone(), load, allowed });
+        self.lock().http2.push(Http2 { send: send.clone(), load, width, allowed });
         Sender::Http2(send, claim)
     }
 
@@ -313,8 +331,13 @@ impl Sender {
 
 impl Http1 {
     /// Dialled just now.
-    pub(super) fn fresh(send: http1::SendRequest<RequestBody>, driver: Option<Driver>, list: List) -> Box<Self> {
-        Box::new(Self { send, driver, list, since: Instant::now(), used: false, kept: false })
+    pub(super) fn fresh((send, narrow): Http1Send, driver: Option<Driver>, list: List) -> Box<Self> {
+        Box::new(Self { send, driver, narrow, list, since: Instant::now(), used: false, kept: false })
+    }
+
+    /// How much it may hold of the next answer.
+    pub(super) fn set_width(&self, width: Width) {
+        self.narrow.set(width);
     }
 
     /// Ends it as TLS asks for, which nobody else does where no task drives it.
@@ -467,15 +490,15 @@ mod tests {
         let _running = tokio::spawn(connection);
         tokio::task::yield_now().await;
         let pool = Pool::default();
-        pool.give_back(Http1::fresh(send, None, List::Brief));
+        pool.give_back(Http1::fresh((send, Narrow::default()), None, List::Brief));
         for age in 1..=AGE_MAX.as_secs() / IDLE_TIME.as_secs() {
-            let Some(Sender::Http1(connection)) = pool.take(Pace::Brief, true) else {
+            let Some(Sender::Http1(connection)) = pool.take(Pace::Brief, true, Width::Wide) else {
                 panic!("gone after {age} minutes")
             };
             tokio::time::advance(IDLE_TIME).await;
             pool.give_back(connection);
         }
-        assert!(pool.take(Pace::Brief, true).is_none());
+        assert!(pool.take(Pace::Brief, true, Width::Wide).is_none());
     }
 
     /// Nobody drives it while it is idle.
@@ -485,11 +508,11 @@ mod tests {
         let (send, connection) = http1::handshake(hyper_util::rt::TokioIo::new(near)).await.unwrap();
         let driver: Driver = Box::pin(async move { drop(connection.await) });
         let pool = Pool::default();
-        pool.give_back(Http1::fresh(send, Some(driver), List::Brief));
-        let Some(Sender::Http1(connection)) = pool.take(Pace::Brief, true) else { panic!("not ready") };
+        pool.give_back(Http1::fresh((send, Narrow::default()), Some(driver), List::Brief));
+        let Some(Sender::Http1(connection)) = pool.take(Pace::Brief, true, Width::Wide) else { panic!("not ready") };
         pool.give_back(connection);
         drop(far);
-        assert!(pool.take(Pace::Brief, true).is_none());
+        assert!(pool.take(Pace::Brief, true, Width::Wide).is_none());
         assert!(pool.lock().idle_for_brief.0.is_empty());
     }
 }
