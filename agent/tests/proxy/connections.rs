@@ -515,7 +515,7 @@ async fn generous(bytes: usize, unread: u64) -> (Harness, Arc<Mutex<Vec<(String,
     let (address, roots, tasks) = listen(&[b"h2"], move |io, _| {
         let (noted, sending) = (noted.clone(), sending.clone());
         async move {
-            let mut connection = h2::server::handshake::<_, Bytes>(io).await.unwrap();
+            let mut connection = h2::server::handshake(io).await.unwrap();
             while let Some(Ok((request, mut respond))) = connection.accept().await {
                 let user = request.headers()["impersonate-user"].to_str().unwrap().to_owned();
                 let mut send = respond.send_response(http::Response::new(()), false).unwrap();
@@ -533,7 +533,10 @@ async fn generous(bytes: usize, unread: u64) -> (Harness, Arc<Mutex<Vec<(String,
                         }
                         let chunk = Bytes::from(vec![b'x'; room.min(left)]);
                         left -= chunk.len();
-                        send.send_data(chunk, left == 0).unwrap();
+                        if send.send_data(chunk, left == 0).is_err() {
+                            // Its reader has gone.
+                            return;
+                        }
                         send.reserve_capacity(left);
                     }
                 });
