@@ -319,7 +319,17 @@ enum Admission {
     /// It needs no caller, and this is its answer.
     Open(Response<Body>),
     /// It has a caller, and was counted.
-    Signed { route: Route, query: Option<String>, identity: Arc<Identity>, credential: Credential, counted: Counted },
+    Signed(Box<Signed>),
+}
+
+/// A request whose caller is known.
+struct Signed {
+    route: Route,
+    query: Option<String>,
+    identity: Arc<Identity>,
+    /// What shows who the caller is.
+    credential: Credential,
+    counted: Counted,
 }
 
 async fn answer<B>(
@@ -336,7 +346,8 @@ where
     match admit(&site, path, &mut parts, record).await {
         Err(error) => Answered { outcome: Err(error), remaining: None },
         Ok(Admission::Open(response)) => Answered { outcome: Ok(response), remaining: None },
-        Ok(Admission::Signed { route, query, identity, credential, counted: Counted { remaining, allowed } }) => {
+        Ok(Admission::Signed(signed)) => {
+            let Signed { route, query, identity, credential, counted: Counted { remaining, allowed } } = *signed;
             let outcome = match allowed {
                 Ok(()) => dispatch(site, route, query, (&identity, credential), parts, body, record).await,
                 Err(error) => Err(error),
@@ -373,7 +384,7 @@ async fn admit(
         return Err(refused(control, &AuthenticateError::Disabled));
     }
     let counted = throttle::count(control, &route, &parts.method, &identity);
-    Ok(Admission::Signed { route, query, identity, credential, counted })
+    Ok(Admission::Signed(Box::new(Signed { route, query, identity, credential, counted })))
 }
 
 fn is_read(method: &Method) -> bool {

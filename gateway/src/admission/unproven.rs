@@ -363,7 +363,7 @@ mod tests {
         let (peer, near) = (v4("192.0.2.1"), v4("192.0.2.2"));
         let refusals = |standing: &Standing| {
             let mut spent = pin!(standing.spent());
-            (0..).take_while(|_| (&mut spent).as_mut().now_or_never().is_none()).inspect(|_| standing.refused()).count()
+            (0..).take_while(|_| spent.as_mut().now_or_never().is_none()).inspect(|_| standing.refused()).count()
         };
         let first = unproven.standing(peer, true);
         assert_eq!(refusals(&first), REFUSED as usize + 1);
