@@ -302,7 +302,11 @@ async fn serve_h1(core: Arc<Core>, stream: TlsStream<TcpStream>, connection: Arc
             };
             async move {
                 let response = Box::pin(serve::serve(core, connection, Some((&turn, fault)), request)).await;
-                let own = matches!(response.body(), Body::Full(_));
+                let own = match response.body() {
+                    Body::Full(_) => true,
+                    Body::Live(live) => live.is_whole(),
+                    _ => false,
+                };
                 turn.answered(response.status() == http::StatusCode::SWITCHING_PROTOCOLS, own);
                 Ok::<Response<InTurn<Body>>, Infallible>(response.map(|body| turn.body(body)))
             }

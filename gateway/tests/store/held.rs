@@ -97,12 +97,12 @@ async fn t12_of_two_who_take_owners_away_one_waits_for_the_other(place: Place) {
     if a.backend() == Backend::Sqlite {
         return;
     }
-    let first = a.owners_turn().await.unwrap();
+    let first = a.rights_turn().await.unwrap();
     let (said, mut heard) = mpsc::channel(2);
     let second = tokio::spawn({
         let said = said.clone();
         async move {
-            let turn = b.owners_turn().await.unwrap();
+            let turn = b.rights_turn().await.unwrap();
             said.send("the second has it").await.unwrap();
             drop(turn);
         }
