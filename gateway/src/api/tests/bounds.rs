@@ -82,7 +82,7 @@ async fn lists_that_nobody_reads_hold_a_share_and_others_go_on() {
     assert_eq!(site.assign("bob", READER, &scope, json!({})).await.status, 201);
     let path = format!("{scope}/providers/{CLUSTERS}?{VERSION}");
     let (mut held, mut bytes, mut refused) = (Vec::new(), 0, 0);
-    for _ in 0..120 {
+    for _ in 0..12 {
         let answer = site.respond(as_user(&site, "owner", &path)).await;
         match answer.status().as_u16() {
             200 => {
@@ -96,7 +96,7 @@ async fn lists_that_nobody_reads_hold_a_share_and_others_go_on() {
             other => panic!("{other}"),
         }
     }
-    assert!((1..=8 * 1024 * 1024).contains(&bytes) && refused > 100, "{bytes} bytes, {refused} refused");
+    assert!((1..=8 * 1024 * 1024).contains(&bytes) && refused > 8, "{bytes} bytes, {refused} refused");
     assert_eq!(site.call("owner", "GET", &group("g"), None).await.status, 200, "what is short is answered");
     assert_eq!(site.call("bob", "GET", &path, None).await.status, 200, "and others go on");
     drop(held);
