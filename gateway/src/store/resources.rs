@@ -401,7 +401,10 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::store::batch::Expect;
+    use crate::store::{
+        batch::Expect,
+        changes::{Change, Changes},
+    };
 
     /// Far longer than anything here takes.
     const PATIENCE: Duration = Duration::from_secs(60);
@@ -447,6 +450,71 @@ mod tests {
         assert_eq!(reads_while_others_run(rows("", 2).await).await.unwrap().unwrap(), 2, "a long one on a page");
         let others = rows("/subscriptions/a", 9).await;
         assert_eq!(reads_while_others_run(others).await.unwrap().unwrap(), 3, "short ones that are long together");
+    }
+
+    /// A page had up to 1,000 rows of 256 KiB. It goes on where it ended, whatever its bounds were.
+    #[tokio::test]
+    async fn pages_and_changes_are_bounded_in_bytes_and_miss_nothing() {
+        const MANY: usize = 50;
+        const LARGE: usize = 200_000;
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open_file(&dir.path().join("towline.db")).await.unwrap();
+        let of = |key: String, parent: &str, length: usize| Stored {
+            id: key.clone(),
+            key,
+            kind: if parent.is_empty() { "g" } else { "k" }.to_owned(),
+            parent: parent.to_owned(),
+            revision: 0,
+            body: json!({"text": "x".repeat(length)}),
+            protected: None,
+        };
+        let key = |n: usize| format!("/g/c{n:02}");
+        store.put(&of("/g".to_owned(), "", 1), Expect::Absent).await.unwrap().unwrap();
+        for n in 0..MANY {
+            // One alone has more than a page.
+            let length = if n == 7 { 2_000_000 } else { n % 2 * LARGE };
+            store.put(&of(key(n), "/g", length), Expect::Absent).await.unwrap().unwrap();
+        }
+        let bytes = |rows: &[Stored]| rows.iter().map(|one| one.body.to_string().len() as u64).sum::<u64>();
+        for (rows, below) in
+            [1, 3, 7, 1000].into_iter().flat_map(|n| [(n, Below::Parent("/g")), (n, Below::Anywhere(""))])
+        {
+            let (mut all, mut after) = (Vec::new(), String::new());
+            loop {
+                let window = store.window("k", below, Beside::Told, &after, rows).await.unwrap();
+                let weighed = window.bytes;
+                let page = store.read(window).await.unwrap();
+                assert!(page.len() <= rows as usize && bytes(&page) == weighed);
+                assert!(weighed <= PAGE_BYTES || page.len() == 1, "{weighed} bytes");
+                all.extend(page.rows.into_iter().map(|one| one.key));
+                match page.next {
+                    Some(next) => after = next,
+                    None => break,
+                }
+            }
+            assert_eq!(all, (0..MANY).map(key).collect::<Vec<_>>(), "{rows} rows");
+        }
+        assert_eq!(store.all_children("k", "/g", 100).await.unwrap().len(), MANY);
+        assert_eq!(store.all_below("k", "/g", 9).await.unwrap().len(), 9);
+        assert_eq!(store.count_children("k", "/g").await.unwrap(), MANY as u64);
+        // What comes in between is there, and pushes another one to the next page.
+        let window = store.window("k", Below::Anywhere(""), Beside::Nothing, "", 4).await.unwrap();
+        store.put(&of("/g/c00a".to_owned(), "/g", 1), Expect::Absent).await.unwrap().unwrap();
+        let page = store.read(window).await.unwrap();
+        assert_eq!((page.len(), page.next.as_deref()), (4, Some("/g/c02")));
+        let (mut since, mut seen) = (0, 0);
+        loop {
+            let Changes::Since(changes) = store.changes(since).await.unwrap() else { panic!("nothing is forgotten") };
+            let Some(last) = changes.last() else { break };
+            since = last.revision();
+            seen += changes.len();
+            let puts = changes.into_iter().filter_map(|change| match change {
+                Change::Put(stored) => Some(stored),
+                Change::Deleted { .. } => None,
+            });
+            assert!(bytes(&puts.collect::<Vec<_>>()) <= 4 * 1024 * 1024);
+        }
+        assert_eq!(seen, MANY + 2);
     }
 
     #[test]
