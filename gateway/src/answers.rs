@@ -61,7 +61,7 @@ impl http_body::Body for Body {
     fn size_hint(&self) -> SizeHint {
         match self {
             Self::Full(body) => body.size_hint(),
-            Self::Live(body) => body.length.map_or_else(SizeHint::default, SizeHint::with_exact),
+            Self::Live(body) => body.size_hint(),
         }
     }
 }
@@ -71,18 +71,35 @@ pub struct Live {
     chunks: Pin<Box<dyn Stream<Item = Bytes> + Send>>,
     held: Option<Arc<dyn Any + Send + Sync>>,
     length: Option<u64>,
+    is_whole: bool,
 }
 
 impl Live {
     /// Of what is told, in its order.
     pub fn new(chunks: impl Stream<Item = Bytes> + Send + 'static) -> Self {
-        Self { chunks: Box::pin(chunks), held: None, length: None }
+        Self { chunks: Box::pin(chunks), held: None, length: None, is_whole: false }
     }
 
     /// The same of what has so many bytes.
     #[must_use]
     pub fn of_length(self, bytes: u64) -> Self {
         Self { length: Some(bytes), ..self }
+    }
+
+    /// The same of what is there as a whole, and waits for nothing but its reader.
+    #[must_use]
+    pub fn whole(self, bytes: u64) -> Self {
+        Self { length: Some(bytes), is_whole: true, ..self }
+    }
+
+    /// Whether it waits for nothing but its reader.
+    pub fn is_whole(&self) -> bool {
+        self.is_whole
+    }
+
+    /// How long it is, as far as that is known.
+    pub fn size_hint(&self) -> SizeHint {
+        self.length.map_or_else(SizeHint::default, SizeHint::with_exact)
     }
 
     /// Keeps `what` until the body is dropped: a connection that is held is not taken for idle.

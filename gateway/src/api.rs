@@ -459,6 +459,7 @@ where
         (Route::OperationResult(subscription, id), true) => operations::result(&call, subscription, id).await,
         (route, true) => fixed::serve(&call, route).await,
     };
+    let result = result.and_then(|response| control.unread.hold(&body::party(&call), response, reads));
     match &result {
         Err(error) if error.status == StatusCode::FORBIDDEN => record.decision(false, Some("no_role")),
         _ => record.decision(true, None),

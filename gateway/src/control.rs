@@ -7,6 +7,7 @@ pub mod objects;
 pub mod tell;
 pub mod throttle;
 pub mod turns;
+pub mod unread;
 pub mod work;
 
 use std::{
@@ -29,6 +30,7 @@ use self::{
     objects::{Followed, Followers},
     throttle::Throttle,
     turns::{Bodies, Turns},
+    unread::Unread,
 };
 use crate::{
     api_error::ApiError,
@@ -128,6 +130,10 @@ pub struct Control {
     pub bodies: Bodies,
     /// Whose lists other replicas are asked for.
     pub lists: Turns,
+    /// Whose long lists are put together.
+    pub long_lists: Turns,
+    /// Whose long answers are not read yet.
+    pub unread: Unread,
     /// Challenges of clusters that ask for certificates.
     pub challenges: Challenges,
     /// News of events, and who listens to them.
@@ -176,6 +182,8 @@ impl Control {
             catalogue,
             bodies: Bodies::of_requests(),
             lists: Turns::of_lists(),
+            long_lists: Turns::of_long_lists(),
+            unread: Unread::default(),
             // With PostgreSQL the store remembers which were used, also by other gateways and before.
             challenges: Challenges::since(if store.backend() == Backend::Sqlite { now_ms } else { 0 }),
             store,
@@ -276,9 +284,9 @@ impl Control {
             loop {
                 let page = self.store.page(&kind, "", &after, PAGE_ROWS).await?;
                 directory.load(&page, 0);
-                match page.last() {
-                    Some(last) if page.len() == PAGE_ROWS as usize => after.clone_from(&last.key),
-                    _ => break,
+                match page.next {
+                    Some(next) => after = next,
+                    None => break,
                 }
             }
         }

@@ -329,7 +329,11 @@ async fn serve_h1(core: Arc<Core>, stream: TlsStream<TcpStream>, connection: Arc
                     Box::pin(serve::serve(Arc::clone(&core), Arc::clone(&connection), Some((&turn, fault)), request));
                 let served = core.unproven.steps(connection.peer.ip(), &connection.standing, serving).await;
                 let response = served.unwrap_or_else(|| too_many_wait(&core, &connection));
-                let own = matches!(response.body(), Body::Full(_));
+                let own = match response.body() {
+                    Body::Full(_) => true,
+                    Body::Live(live) => live.is_whole(),
+                    _ => false,
+                };
                 turn.answered(response.status() == http::StatusCode::SWITCHING_PROTOCOLS, own);
                 Ok::<Response<InTurn<Body>>, Infallible>(response.map(|body| turn.body(body)))
             }

@@ -286,9 +286,9 @@ async fn read(api: &Api) -> Result<Directory, OwnersError> {
     loop {
         let page = store.page(&kind, "", &after, PAGE_ROWS).await?;
         directory.load(&page, 0);
-        match page.last() {
-            Some(last) if page.len() == PAGE_ROWS as usize => after.clone_from(&last.key),
-            _ => break,
+        match page.next {
+            Some(next) => after = next,
+            None => break,
         }
     }
     store.close().await;

@@ -76,20 +76,15 @@ fn offers(control: &Control) -> bool {
 /// # Errors
 /// The store cannot be read.
 pub async fn look(control: &Arc<Control>, metrics: &Metrics) -> Result<Plan, String> {
-    let (plan, mut stored, _) = planned(control).await?;
+    let (plan, revisions, _) = planned(control).await?;
     for phase in Phase::ALL {
         metrics.upgrade_clusters(phase.as_str(), plan.count(phase));
     }
-    let changes = plan.changes.iter().take(NOTES).filter_map(|change| Some((change, stored.remove(&change.key)?)));
-    let changes: Vec<(&Change, Stored)> = changes.collect();
-    let mut changes = changes.into_iter().peekable();
-    while changes.peek().is_some() {
-        let some = changes.by_ref().take(AT_ONCE).map(|(change, stored)| note(control, change, stored));
-        for done in join_all(some).await {
+    for some in plan.changes[..plan.changes.len().min(NOTES)].chunks(AT_ONCE) {
+        for done in join_all(some.iter().map(|change| note(control, change, &revisions))).await {
             done?;
         }
     }
-    drop(changes);
     Ok(plan)
 }
 
@@ -118,19 +113,18 @@ pub async fn pause(control: &Control) -> Result<(), String> {
 /// # Errors
 /// The store cannot be read or written.
 pub async fn resume(control: &Control) -> Result<(), String> {
-    let (plan, mut stored, _) = planned(control).await?;
+    let (plan, revisions, _) = planned(control).await?;
     control.store.put_upgrades(&plan.resumed().kept()).await.map_err(|error| daemon::chain(&error))?;
     for change in plan.tried_again().iter().take(NOTES) {
-        if let Some(stored) = stored.remove(&change.key) {
-            note(control, change, stored).await?;
-        }
+        note(control, change, &revisions).await?;
     }
     Ok(())
 }
 
-type Planned = (Plan, HashMap<String, Stored>, Said);
+type Planned = (Plan, HashMap<String, i64>, Said);
 
-/// What is to be done, with the resources that change, and what operators have said.
+/// What is to be done, with the revisions of the resources that change (of the resources themselves each may have
+/// 256 KiB), and what operators have said.
 async fn planned(control: &Control) -> Result<Planned, String> {
     let chain = |error| daemon::chain(&error);
     let said = Said::of(control.store.upgrades().await.map_err(chain)?.as_ref());
@@ -139,18 +133,15 @@ async fn planned(control: &Control) -> Result<Planned, String> {
     let mut after = String::new();
     loop {
         let page = control.store.page_with_agents(&kind, "", &after, PAGE_ROWS).await.map_err(chain)?;
-        let is_last = page.len() < PAGE_ROWS as usize;
-        if let Some((last, _)) = page.last() {
-            after.clone_from(&last.key);
-        }
-        for (stored, agent) in page {
+        for (stored, agent) in page.rows {
             if let Some(member) = agent.as_ref().and_then(|agent| member(control, &stored, agent, now_ms)) {
                 members.push(member);
-                all.insert(stored.key.clone(), stored);
+                all.insert(stored.key, stored.revision);
             }
         }
-        if is_last {
-            break;
+        match page.next {
+            Some(next) => after = next,
+            None => break,
         }
     }
     let (index, settings, so_far) = (control.catalogue(), control.settings.upgrades.clone(), said.clone());
@@ -211,7 +202,10 @@ fn member(control: &Control, stored: &Stored, agent: &Agent, now_ms: i64) -> Opt
 }
 
 /// Writes what is to be noted, unless somebody has changed the resource: then the next look decides again.
-async fn note(control: &Control, change: &Change, mut stored: Stored) -> Result<(), String> {
+async fn note(control: &Control, change: &Change, revisions: &HashMap<String, i64>) -> Result<(), String> {
+    let stored = control.store.get(&change.key).await.map_err(|error| daemon::chain(&error))?;
+    let is_as_read = |stored: &Stored| revisions.get(&stored.key) == Some(&stored.revision);
+    let Some(mut stored) = stored.filter(is_as_read) else { return Ok(()) };
     let revision = stored.revision;
     let Some(body) = stored.body.as_object_mut() else { return Ok(()) };
     let before = Noted::of(properties_mut(body));

@@ -57,7 +57,10 @@ where
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
     json_in(call.headers)?;
-    let mut place = call.control.bodies.take(call.caller.object_id(), party(call)).await?;
+    let party = party(call);
+    // What is written is answered in any case.
+    call.control.unread.room(&party)?;
+    let mut place = call.control.bodies.take(call.caller.object_id(), party).await?;
     let bytes = place.keep(bytes(body)).await?;
     call.body_arrived().await?;
     if bytes.len() <= AT_ONCE_BYTES {
@@ -66,9 +69,9 @@ where
     aside(move || parse(&bytes).map(then)).await.map_err(ApiError::internal)?
 }
 
-/// Who shares places of bodies with the caller: all identities of clusters in one resource group, and of what is in them,
+/// Who shares places of bodies, lists and answers with the caller: all identities of clusters in one resource group, and of what is in them,
 /// because who may connect clusters there has as many as they like.
-fn party(call: &Call<'_>) -> String {
+pub fn party(call: &Call<'_>) -> String {
     let caller = call.caller.object_id();
     let group = call.snapshot().group_of_identity(caller);
     group.unwrap_or_else(|| caller.to_owned())

@@ -12,7 +12,7 @@ use percent_encoding::CONTROLS;
 use serde_json::{Map, Value, json};
 use types::{agent_api::LogLevel, api::ResourceId};
 
-use super::{Call, empty, json};
+use super::{Call, body::party, empty, json};
 use crate::{
     answers::{self, Body},
     api_error::ApiError,
@@ -23,7 +23,7 @@ use crate::{
         StoreError,
         agents::Agent,
         logs::Part,
-        resources::{PAGE_ROWS, Stored},
+        resources::{Below, Beside as Weighed, PAGE_ROWS, Stored, Window},
         statuses::ReportedStatus,
     },
     stored::{last_name, properties_mut},
@@ -41,6 +41,8 @@ const PARTED_ROWS: u32 = 20;
 const ERRORS: Part = Part { after: 0, level: LogLevel::Error, newest: 100 };
 /// How often one request asks the store for more, because what it found so far is not for this caller or this filter.
 const LOOKS: usize = 20;
+/// Bytes that a list reads at once without a turn: any number of these may be under way.
+const AT_ONCE_BYTES: u64 = 32 * 1024;
 /// Rows after which a list lets other requests have their turn: each may take long to decide and to show.
 pub const ROWS_A_TURN: usize = 8;
 /// What tokens of pages are sealed for.
@@ -162,6 +164,9 @@ pub async fn resource(call: &Call<'_>, id: &ResourceId) -> Result<Response<Body>
     }
     in_subscription(call, id)?;
     let stored = resources::get(call.control, id).await?.ok_or_else(|| ApiError::resource_not_found(id))?;
+    // There may be megabytes of them.
+    let has_parts = kind.follows().is_some_and(|followed| followed.parts.is_some());
+    let _turn = if has_parts { Some(call.control.long_lists.take(&party(call)).await?) } else { None };
     let shown = show(call, kind, version, &stored).await?;
     Ok(here(!answers::is_short(&shown), move || answer(call, &stored, &shown)).await)
 }
@@ -342,35 +347,58 @@ impl Source {
         self.shows_told && self.kind.follows().is_some_and(|followed| followed.parts.is_some())
     }
 
+    /// What is in the store of up to `rows` behind a key, and how much that is; none of what is built in.
+    async fn window(&self, call: &Call<'_>, after: &str, rows: u32) -> Result<Option<Window>, StoreError> {
+        let holder;
+        let below = match &self.which {
+            Which::BuiltIn(_) => return Ok(None),
+            Which::At(key) => {
+                holder = holder_key(key);
+                Below::Parent(&holder)
+            }
+            Which::Within(key) => Below::Anywhere(key),
+        };
+        let told = if self.shows_told { Weighed::Told } else { Weighed::Nothing };
+        let name = self.kind.name().to_ascii_lowercase();
+        call.control.store.window(&name, below, told, after, rows).await.map(Some)
+    }
+
     /// Up to `rows` behind a key, with what is kept beside them, and the key behind which it goes on, unless these are
     /// all.
-    async fn page(&self, call: &Call<'_>, after: &str, rows: u32) -> Result<Page, StoreError> {
-        let name = self.kind.name().to_ascii_lowercase();
-        let without = |page: Vec<Stored>| page.into_iter().map(|stored| (stored, Beside::default())).collect();
-        let mut found: Vec<(Stored, Beside)> = match &self.which {
-            Which::BuiltIn(all) => {
-                without(all.iter().filter(|one| one.key.as_str() > after).take(rows as usize).cloned().collect())
-            }
-            Which::At(key) => without(call.control.store.children(&name, &holder_key(key), after, rows).await?),
+    async fn page(&self, call: &Call<'_>, window: Option<Window>, after: &str, rows: u32) -> Result<Page, StoreError> {
+        let store = &call.control.store;
+        let without =
+            |rows: Vec<Stored>| rows.into_iter().map(|stored| (stored, Beside::default())).collect::<Vec<_>>();
+        let (mut found, next) = match (&self.which, window) {
             // One statement, however many there are (C9).
-            Which::Within(key) if self.kind.has_agents() => {
-                let page = call.control.store.page_with_agents(&name, key, after, rows).await?;
-                page.into_iter().map(|(stored, agent)| (stored, Beside { agent, ..Beside::default() })).collect()
+            (Which::Within(_), Some(window)) if self.kind.has_agents() => {
+                let page = store.read_with_agents(window).await?;
+                let rows = page.rows.into_iter();
+                (rows.map(|(stored, agent)| (stored, Beside { agent, ..Beside::default() })).collect(), page.next)
             }
-            Which::Within(key) => without(call.control.store.page(&name, key, after, rows).await?),
+            (_, Some(window)) => {
+                let page = store.read(window).await?;
+                (without(page.rows), page.next)
+            }
+            (Which::BuiltIn(all), None) => {
+                let some = all.iter().filter(|one| one.key.as_str() > after).take(rows as usize);
+                let found = without(some.cloned().collect());
+                let next = found.last().filter(|_| found.len() == rows as usize).map(|(last, _)| last.key.clone());
+                (found, next)
+            }
+            (_, None) => (Vec::new(), None),
         };
-        let next = found.last().filter(|_| found.len() == rows as usize).map(|(last, _)| last.key.clone());
         if let Which::At(key) = &self.which {
             found.retain(|(stored, _)| is_at(stored, key));
         }
         if self.kind.is_told_of() && self.shows_told {
             let keys: Vec<String> = found.iter().map(|(stored, _)| stored.key.clone()).collect();
-            let mut told = call.control.store.told_of(&keys).await?;
+            let mut told = store.told_of(&keys).await?;
             for (stored, beside) in &mut found {
                 beside.told = told.remove(&stored.key);
             }
             if self.has_parts() {
-                let mut parts = call.control.store.parts_of_each(&keys, PARTS_LISTED).await?;
+                let mut parts = store.parts_of_each(&keys, PARTS_LISTED).await?;
                 for (stored, beside) in &mut found {
                     beside.parts = parts.remove(&stored.key).unwrap_or_default();
                 }
@@ -401,6 +429,7 @@ async fn gather(
     let (mut written, mut looks) = (Written::default(), 0);
     let (first, mut after) = from;
     let mut last = (first, after.clone());
+    let mut turn = None;
     for (index, source) in sources.iter().enumerate().skip(first) {
         loop {
             if looks == LOOKS {
@@ -409,7 +438,13 @@ async fn gather(
             looks += 1;
             let fetch = if looks == 1 { rows } else { PAGE_ROWS };
             let fetch = if source.has_parts() { fetch.min(PARTED_ROWS) } else { fetch };
-            let page = source.page(call, &after, fetch).await?;
+            let window = source.window(call, &after, fetch).await?;
+            if turn.is_none() && window.as_ref().is_some_and(|window| window.bytes > AT_ONCE_BYTES) {
+                let party = party(call);
+                call.control.unread.room(&party)?;
+                turn = Some(call.control.long_lists.take(&party).await?);
+            }
+            let page = source.page(call, window, &after, fetch).await?;
             for (at, (stored, beside)) in page.found.into_iter().enumerate() {
                 if at % ROWS_A_TURN == ROWS_A_TURN - 1 {
                     tokio::task::yield_now().await;

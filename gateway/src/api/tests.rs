@@ -12,6 +12,7 @@ use daemon::Shutdown;
 use http_body_util::{BodyExt, Full};
 use serde_json::json;
 
+mod bounds;
 mod connectivity;
 mod events;
 mod extension_types;

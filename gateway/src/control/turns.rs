@@ -17,6 +17,8 @@ use crate::api_error::ApiError;
 const BODIES: Bounds = Bounds { at_once: 64, of_one_caller: 8 };
 /// Lists that other replicas are asked for at once, and of one caller: each of them may answer with 16 MiB.
 const LISTS: Bounds = Bounds { at_once: 4, of_one_caller: 1 };
+/// Long lists that are put together at once, and of one party: each has a page of the store and an answer.
+const LONG_LISTS: Bounds = Bounds { at_once: 8, of_one_caller: 2 };
 /// How long a request waits for its turn.
 const TURN: Duration = Duration::from_secs(10);
 
@@ -54,6 +56,11 @@ impl Turns {
     /// Of lists that other replicas are asked for.
     pub fn of_lists() -> Self {
         Self::new("for such a list are being answered", LISTS)
+    }
+
+    /// Of long lists of the resource API, by party.
+    pub fn of_long_lists() -> Self {
+        Self::new("for long lists are being answered", LONG_LISTS)
     }
 
     fn new(what: &'static str, bounds: Bounds) -> Self {

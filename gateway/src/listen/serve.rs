@@ -169,7 +169,9 @@ async fn serve_here(
         Address::Agents => serve_agents(core, &connection, *http, record).await,
         Address::Api(path) => {
             let mut response = serve_api(core, id, &path, *http, record).await?;
-            if let Body::Live(live) = response.body_mut() {
+            if let Body::Live(live) = response.body_mut()
+                && !live.is_whole()
+            {
                 live.hold(connection);
                 turn.into_iter().for_each(Turn::long_running);
             }

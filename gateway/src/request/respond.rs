@@ -155,7 +155,7 @@ impl http_body::Body for Body {
         match self {
             Self::Full(body) | Self::Counted(body, _) => body.size_hint(),
             Self::Relayed(body) => body.size_hint(),
-            Self::Live(_) => SizeHint::default(),
+            Self::Live(body) => body.size_hint(),
         }
     }
 }

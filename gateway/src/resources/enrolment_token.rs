@@ -113,7 +113,7 @@ pub async fn act(acting: &Acting<'_>) -> Result<Value, ApiError> {
 /// Those that have not ended, the newest last. No page has more than there may be.
 async fn list(acting: &Acting<'_>) -> Result<Value, ApiError> {
     schema::check(&[], acting.body)?;
-    let kept = acting.control.store.page(KIND, &acting.resource.key, "", OF_ONE_GROUP).await?;
+    let kept = acting.control.store.all_below(KIND, &acting.resource.key, OF_ONE_GROUP).await?;
     let mut held: Vec<&Stored> = kept.iter().filter(|kept| !has_ended(kept, acting.now_ms)).collect();
     held.sort_by_key(|kept| kept.revision);
     let shown = |kept: &&Stored| {
@@ -197,7 +197,7 @@ async fn create(acting: &Acting<'_>) -> Result<Value, ApiError> {
         protected: None,
     };
     let mut batch = Batch { puts: vec![(kept, Expect::Absent)], ..Batch::default() };
-    let others = acting.control.store.page(KIND, group.key(), "", OF_ONE_GROUP).await?;
+    let others = acting.control.store.all_below(KIND, group.key(), OF_ONE_GROUP).await?;
     let over = others.iter().filter(|other| has_ended(other, acting.now_ms));
     batch.deletes = over.map(|other| (other.key.clone(), Expect::Any)).collect();
     if others.len() - batch.deletes.len() >= OF_ONE_GROUP as usize {

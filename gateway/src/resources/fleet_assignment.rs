@@ -497,8 +497,7 @@ async fn room(writing: &Writing<'_>) -> Result<(), ApiError> {
         return Ok(());
     }
     let (kind, scope) = (NAME.to_ascii_lowercase(), writing.id.parent_key());
-    let held = writing.control.store.children(&kind, scope, "", AT_A_SCOPE).await?;
-    if held.len() < AT_A_SCOPE as usize {
+    if writing.control.store.count_children(&kind, scope).await? < u64::from(AT_A_SCOPE) {
         return Ok(());
     }
     let message = format!("There are {AT_A_SCOPE} fleet assignments at '{scope}', the limit; delete one first.");

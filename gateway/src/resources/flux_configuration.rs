@@ -435,8 +435,9 @@ async fn one_name(
             }
         }
     }
-    let keys: Vec<String> = others.keys().cloned().collect();
-    for other in writing.control.store.get_each(&keys).await? {
+    // Each may have 256 KiB.
+    for key in others.keys() {
+        let Some(other) = writing.control.store.get(key).await? else { continue };
         let Some(theirs) = other.body.as_object().and_then(properties) else { continue };
         if theirs.get("namespace") != own.get("namespace") {
             continue;

@@ -38,7 +38,7 @@ fn is_flux(stored: &Stored) -> bool {
 async fn children(control: &Control, kind: &str, cluster: &str) -> Result<Vec<Stored>, StoreError> {
     // As many as a cluster may have, and those that were created at once beside the last one.
     let most = u32::try_from(OF_A_CLUSTER * 2).unwrap_or(u32::MAX);
-    control.store.children(&kind.to_ascii_lowercase(), cluster, "", most).await
+    control.store.all_children(&kind.to_ascii_lowercase(), cluster, most).await
 }
 
 fn conflict(code: &str, message: impl Into<String>) -> ApiError {

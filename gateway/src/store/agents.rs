@@ -8,7 +8,7 @@ use sqlx::{AnyConnection, Row, any::AnyRow};
 
 use super::{
     Store, StoreError, Together, is_text,
-    resources::{AT_ONCE_BYTES, COLUMNS, Stored, below, each, single, stored},
+    resources::{AT_ONCE_BYTES, Below, Beside, COLUMNS, Page, Stored, Window, below, each, single, stored},
 };
 use crate::aside::held;
 
@@ -74,7 +74,7 @@ pub(super) const ONE: &str = "FROM agents a WHERE a.resource_key = $1";
 pub(super) const JOINED: &str = "LEFT JOIN agents a ON a.resource_key = r.resource_key";
 pub(super) const JOINED_ONE: &str = "WHERE r.resource_key = $1";
 pub(super) const JOINED_PAGE: &str =
-    "WHERE r.kind = $1 AND r.resource_key > $2 AND r.resource_key < $3 ORDER BY r.resource_key LIMIT $4";
+    "WHERE r.kind = $1 AND r.resource_key > $2 AND r.resource_key <= $3 ORDER BY r.resource_key LIMIT $4";
 pub(super) const DELETED_IDENTITIES: &str = "SELECT principal FROM deleted_identities \
                                              ORDER BY deleted_ms IS NOT NULL, deleted_ms DESC LIMIT $1";
 pub(super) const OF_UID: &str = "SELECT r.id FROM agents a JOIN resources r ON r.resource_key = a.resource_key \
@@ -124,16 +124,22 @@ impl Store {
         single(row.as_ref(), both).await
     }
 
-    /// As [`Self::page`], each resource with its agents' row, in one statement (C9).
+    /// As [`Self::page`], each resource with its agents' row (C9).
     pub async fn page_with_agents(
         &self,
         kind: &str,
         within: &str,
         after: &str,
         rows: u32,
-    ) -> Result<Vec<(Stored, Option<Agent>)>, StoreError> {
-        let rows = self.page_rows(sqlx::AssertSqlSafe(joined(JOINED_PAGE)), kind, within, after, rows).await?;
-        each(&rows, both).await
+    ) -> Result<Page<(Stored, Option<Agent>)>, StoreError> {
+        let window = self.window(kind, Below::Anywhere(within), Beside::Told, after, rows).await?;
+        self.read_with_agents(window).await
+    }
+
+    /// Reads a window, each resource with its agents' row, in one statement.
+    pub async fn read_with_agents(&self, window: Window) -> Result<Page<(Stored, Option<Agent>)>, StoreError> {
+        let rows = self.rows_of(sqlx::AssertSqlSafe(joined(JOINED_PAGE)), &window).await?;
+        Ok(window.page(each(&rows, both).await?, |(stored, _)| &stored.key))
     }
 
     /// The id of a resource other than `key` that the Kubernetes cluster of a UID is said to be, whoever claims it.

@@ -14,6 +14,8 @@ use super::{
 /// Changes that one question brings at most, of resources and as many of deletions; more only where one revision alone
 /// has more, for a revision is told whole.
 pub const CHANGES_AT_ONCE: u32 = 1000;
+/// Bytes of resources that one question brings at most, but for a revision that alone has more.
+const CHANGES_BYTES: i64 = 4 * 1024 * 1024;
 
 /// The answer to what is new.
 #[derive(Debug, Clone, PartialEq)]
@@ -62,8 +64,8 @@ impl Change {
 
 pub(super) const NTH_DELETED: &str =
     "SELECT revision FROM tombstones WHERE revision > $1 ORDER BY revision LIMIT 1 OFFSET $2";
-pub(super) const NTH_PUT: &str =
-    "SELECT revision FROM resources WHERE revision > $1 ORDER BY revision LIMIT 1 OFFSET $2";
+pub(super) const PUT_SIZES: &str = "SELECT revision, CAST(octet_length(body) AS BIGINT) FROM resources \
+                                    WHERE revision > $1 ORDER BY revision LIMIT $2";
 pub(super) const DELETED: &str = "SELECT revision, resource_key, kind FROM tombstones \
                                   WHERE revision > $1 AND revision <= $2 ORDER BY revision, resource_key";
 pub(super) const PUT: &str = "WHERE revision > $1 AND revision <= $2 ORDER BY revision, resource_key";
@@ -81,13 +83,28 @@ pub struct Page {
     pub changes: Vec<Change>,
 }
 
-pub(super) const NTH_CHILD: &str = "SELECT revision FROM resources WHERE parent_key = $1 AND kind = $2 \
-                                    AND revision > $3 ORDER BY revision LIMIT 1 OFFSET $4";
+pub(super) const CHILD_SIZES: &str = "SELECT revision, CAST(octet_length(body) AS BIGINT) FROM resources \
+                                      WHERE parent_key = $1 AND kind = $2 AND revision > $3 ORDER BY revision LIMIT $4";
 pub(super) const CHILDREN_PUT: &str =
     "WHERE parent_key = $1 AND kind = $2 AND revision > $3 AND revision <= $4 ORDER BY revision";
 pub(super) const CHILDREN_DELETED: &str = "SELECT revision, resource_key, kind FROM tombstones WHERE revision > $1 \
                                            AND revision <= $2 AND kind = $3 AND resource_key > $4 \
                                            AND resource_key < $5 ORDER BY revision, resource_key";
+
+/// Up to which revision there is room for what has changed, by the revisions and sizes of the next `rows` resources; none:
+/// these are all.
+fn room(sizes: &[AnyRow], rows: u32) -> Result<Option<i64>, StoreError> {
+    let (mut bytes, mut last) = (0i64, None);
+    for row in sizes {
+        let (revision, size): (i64, i64) = (row.try_get(0)?, row.try_get(1)?);
+        bytes = bytes.saturating_add(size);
+        if last.is_some() && bytes > CHANGES_BYTES {
+            return Ok(last);
+        }
+        last = Some(revision);
+    }
+    Ok(last.filter(|_| sizes.len() >= rows as usize))
+}
 
 /// Rows of deletions and of puts as changes, oldest first.
 async fn in_order(deleted: &[AnyRow], put: &[AnyRow]) -> Result<Vec<Change>, StoreError> {
@@ -127,12 +144,9 @@ impl Store {
         let (newest, forgotten): (i64, i64) = (row.try_get(0)?, row.try_get(1)?);
         let known = since.filter(|since| (forgotten..=newest).contains(since));
         let since = known.unwrap_or_default();
-        let nth = i64::from(rows.max(1)) - 1;
-        let query = sqlx::query(NTH_CHILD).bind(parent).bind(kind).bind(since).bind(nth);
-        let upto = match query.fetch_optional(view.connection()).await? {
-            Some(row) => row.try_get(0)?,
-            None => newest,
-        };
+        let rows = rows.max(1);
+        let query = sqlx::query(CHILD_SIZES).bind(parent).bind(kind).bind(since).bind(i64::from(rows));
+        let upto = room(&query.fetch_all(view.connection()).await?, rows)?.unwrap_or(newest);
         let query = sqlx::query(select(CHILDREN_PUT)).bind(parent).bind(kind).bind(since).bind(upto);
         let put = query.fetch_all(view.connection()).await?;
         let (from, to) = below(parent);
@@ -178,10 +192,12 @@ impl Store {
         }
         let mut upto = newest;
         let nth = i64::from(CHANGES_AT_ONCE) - 1;
-        for sql in [NTH_DELETED, NTH_PUT] {
-            if let Some(row) = sqlx::query(sql).bind(since).bind(nth).fetch_optional(view.connection()).await? {
-                upto = upto.min(row.try_get(0)?);
-            }
+        if let Some(row) = sqlx::query(NTH_DELETED).bind(since).bind(nth).fetch_optional(view.connection()).await? {
+            upto = upto.min(row.try_get(0)?);
+        }
+        let query = sqlx::query(PUT_SIZES).bind(since).bind(i64::from(CHANGES_AT_ONCE));
+        if let Some(put) = room(&query.fetch_all(view.connection()).await?, CHANGES_AT_ONCE)? {
+            upto = upto.min(put);
         }
         let deleted = sqlx::query(DELETED).bind(since).bind(upto).fetch_all(view.connection()).await?;
         let put = sqlx::query(select(PUT)).bind(since).bind(upto).fetch_all(view.connection()).await?;

@@ -1,7 +1,7 @@
 //! Resources of every kind in one table: what a kind is stands in its plug-in, not here. Reading them; [`super::batch`]
 //! writes.
 
-use std::borrow::Cow;
+use std::{borrow::Cow, ops::Deref};
 
 use serde::Deserialize;
 use serde_json::Value;
@@ -10,8 +10,11 @@ use sqlx::{AnyConnection, Row, any::AnyRow};
 use super::{Store, StoreError, is_text};
 use crate::aside::here;
 
-/// Rows of a page at most.
+/// Rows of a page at most,
 pub const PAGE_ROWS: u32 = 1000;
+/// and bytes of them, unless the first one alone has more: a body has up to 256 KiB, and a thousand of them were read for
+/// each list that somebody asked for.
+pub const PAGE_BYTES: u64 = 1024 * 1024;
 
 /// Keys that one statement names at most.
 const KEYS_AT_ONCE: usize = 400;
@@ -39,6 +42,85 @@ pub struct Stored {
     pub body: Value,
     /// What may not, encrypted ([`super::protect`]).
     pub protected: Option<Vec<u8>>,
+}
+
+/// Rows in the order of their keys.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Page<T> {
+    /// The rows.
+    pub rows: Vec<T>,
+    /// The key behind which there may be more; none: these are all.
+    pub next: Option<String>,
+}
+
+impl<T> Deref for Page<T> {
+    type Target = Vec<T>;
+
+    fn deref(&self) -> &Vec<T> {
+        &self.rows
+    }
+}
+
+impl<T> IntoIterator for Page<T> {
+    type Item = T;
+    type IntoIter = std::vec::IntoIter<T>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.rows.into_iter()
+    }
+}
+
+impl<T: PartialEq, const N: usize> PartialEq<[T; N]> for Page<T> {
+    fn eq(&self, other: &[T; N]) -> bool {
+        self.rows == other
+    }
+}
+
+/// Whose rows a page has.
+#[derive(Debug, Clone, Copy)]
+pub enum Below<'a> {
+    /// Of what is anywhere below a key; of everything where it is empty.
+    Anywhere(&'a str),
+    /// Of what has this parent itself.
+    Parent(&'a str),
+}
+
+/// What a window weighs of each resource, beside its own row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Beside<'a> {
+    /// Nothing.
+    Nothing,
+    /// What agents tell of it.
+    Told,
+    /// The child whose key has this behind that of its parent, and what is told of it.
+    Child(&'a str),
+}
+
+/// The rows of a page before they are read: as many as there is room for, whatever is in them.
+#[derive(Debug, Clone)]
+pub struct Window {
+    pub(super) kind: String,
+    pub(super) parent: Option<String>,
+    /// Behind this key,
+    pub(super) from: String,
+    /// and up to this one with it.
+    pub(super) upto: String,
+    pub(super) rows: i64,
+    /// Bytes of them together, and of what was asked for beside them.
+    pub bytes: u64,
+    next: Option<String>,
+}
+
+impl Window {
+    /// The page of what was read. Rows that came in between have pushed others out of it.
+    pub(super) fn page<T>(self, rows: Vec<T>, key: impl Fn(&T) -> &str) -> Page<T> {
+        let last = rows.last().map(key).filter(|last| *last < self.upto.as_str());
+        let next = match last {
+            Some(last) if rows.len() as u64 == self.rows.unsigned_abs() => Some(last.to_owned()),
+            _ => self.next,
+        };
+        Page { rows, next }
+    }
 }
 
 impl Stored {
@@ -74,9 +156,15 @@ pub(super) fn is_text_of_deleting(body: &str) -> bool {
 pub(super) const COLUMNS: &str = "resource_key, kind, parent_key, id, revision, body, protected";
 pub(super) const ONE: &str = "WHERE resource_key = $1";
 pub(super) const PAGE: &str =
-    "WHERE kind = $1 AND resource_key > $2 AND resource_key < $3 ORDER BY resource_key LIMIT $4";
-pub(super) const CHILDREN: &str =
-    "WHERE parent_key = $1 AND kind = $2 AND resource_key > $3 ORDER BY resource_key LIMIT $4";
+    "WHERE kind = $1 AND resource_key > $2 AND resource_key <= $3 ORDER BY resource_key LIMIT $4";
+pub(super) const CHILDREN: &str = "WHERE parent_key = $5 AND kind = $1 AND resource_key > $2 AND resource_key <= $3 \
+                                   ORDER BY resource_key LIMIT $4";
+/// The rows of a window, as [`weighed`] asks for them.
+pub(super) const WINDOW: &str =
+    "WHERE r.kind = $1 AND r.resource_key > $2 AND r.resource_key < $3 ORDER BY r.resource_key LIMIT $4";
+pub(super) const WINDOW_OF_CHILDREN: &str = "WHERE r.parent_key = $5 AND r.kind = $1 AND r.resource_key > $2 \
+                                             AND r.resource_key < $3 ORDER BY r.resource_key LIMIT $4";
+pub(super) const COUNT_CHILDREN: &str = "SELECT COUNT(*) FROM resources WHERE parent_key = $1 AND kind = $2";
 pub(super) const COUNT: &str =
     "SELECT COUNT(*) FROM resources WHERE kind = $1 AND resource_key > $2 AND resource_key < $3";
 
@@ -101,51 +189,111 @@ impl Store {
         Ok(all)
     }
 
-    /// Up to `rows` resources ([`PAGE_ROWS`] at most) of a kind anywhere below `within` (a key; empty: everywhere), in
-    /// the order of their keys, from behind the key `after` (empty: from the first). A page stays right while rows
-    /// change: it goes on where the last one ended, not at a count.
-    pub async fn page(&self, kind: &str, within: &str, after: &str, rows: u32) -> Result<Vec<Stored>, StoreError> {
-        let rows = self.page_rows(select(PAGE), kind, within, after, rows).await?;
-        each(&rows, stored).await
-    }
-
-    /// The rows of a page, by a statement that takes kind, both ends of the keys, and their number.
-    pub(super) async fn page_rows(
-        &self,
-        statement: impl sqlx::SqlSafeStr,
-        kind: &str,
-        within: &str,
-        after: &str,
-        rows: u32,
-    ) -> Result<Vec<AnyRow>, StoreError> {
-        if ![kind, within, after].into_iter().all(is_text) {
-            return Ok(Vec::new());
-        }
-        let (from, to) = below(within);
-        let from = if after > from.as_str() { after } else { &from };
-        let rows = sqlx::query(statement)
-            .bind(kind)
-            .bind(from)
-            .bind(to)
-            .bind(i64::from(rows.min(PAGE_ROWS)))
-            .fetch_all(&self.readers)
-            .await?;
-        Ok(rows)
+    /// Up to `rows` resources ([`PAGE_ROWS`] and [`PAGE_BYTES`] at most) of a kind anywhere below `within` (a key; empty:
+    /// everywhere), in the order of their keys, from behind the key `after` (empty: from the first). A page stays right
+    /// while rows change: it goes on where the last one ended, not at a count.
+    pub async fn page(&self, kind: &str, within: &str, after: &str, rows: u32) -> Result<Page<Stored>, StoreError> {
+        self.read(self.window(kind, Below::Anywhere(within), Beside::Nothing, after, rows).await?).await
     }
 
     /// The same of those whose parent is `parent` itself: role assignments exactly at one scope.
-    pub async fn children(&self, kind: &str, parent: &str, after: &str, rows: u32) -> Result<Vec<Stored>, StoreError> {
-        if ![kind, parent, after].into_iter().all(is_text) {
+    pub async fn children(&self, kind: &str, parent: &str, after: &str, rows: u32) -> Result<Page<Stored>, StoreError> {
+        self.read(self.window(kind, Below::Parent(parent), Beside::Nothing, after, rows).await?).await
+    }
+
+    /// All of those, page by page, at most `most`: where all of them together decide about something.
+    pub async fn all_children(&self, kind: &str, parent: &str, most: u32) -> Result<Vec<Stored>, StoreError> {
+        self.all_of(kind, Below::Parent(parent), most).await
+    }
+
+    /// The same of what is anywhere below a key.
+    pub async fn all_below(&self, kind: &str, within: &str, most: u32) -> Result<Vec<Stored>, StoreError> {
+        self.all_of(kind, Below::Anywhere(within), most).await
+    }
+
+    async fn all_of(&self, kind: &str, below: Below<'_>, most: u32) -> Result<Vec<Stored>, StoreError> {
+        let (mut all, mut after, mut left) = (Vec::new(), String::new(), most);
+        loop {
+            let page = self.read(self.window(kind, below, Beside::Nothing, &after, left).await?).await?;
+            left = left.saturating_sub(u32::try_from(page.rows.len()).unwrap_or(u32::MAX));
+            all.extend(page.rows);
+            match page.next {
+                Some(next) if left > 0 => after = next,
+                _ => return Ok(all),
+            }
+        }
+    }
+
+    /// How many there are of those.
+    pub async fn count_children(&self, kind: &str, parent: &str) -> Result<u64, StoreError> {
+        if !is_text(kind) || !is_text(parent) {
+            return Ok(0);
+        }
+        let row = sqlx::query(COUNT_CHILDREN).bind(parent).bind(kind).fetch_one(&self.readers).await?;
+        Ok(row.try_get::<i64, _>(0)?.unsigned_abs())
+    }
+
+    /// What [`Self::page`] and [`Self::children`] would read, and how much that is: sizes alone are read.
+    pub async fn window(
+        &self,
+        kind: &str,
+        below: Below<'_>,
+        beside: Beside<'_>,
+        after: &str,
+        rows: u32,
+    ) -> Result<Window, StoreError> {
+        let (Below::Anywhere(scope) | Below::Parent(scope)) = below;
+        let (from, to) = self::below(scope);
+        let from = if after > from.as_str() { after.to_owned() } else { from };
+        let parent = matches!(below, Below::Parent(_)).then(|| scope.to_owned());
+        let mut window =
+            Window { kind: kind.to_owned(), parent, upto: from.clone(), from, rows: 0, bytes: 0, next: None };
+        let child = if let Beside::Child(child) = beside { child } else { "" };
+        if ![kind, scope, after, child].into_iter().all(is_text) {
+            return Ok(window);
+        }
+        let statement = weighed(beside, if window.parent.is_some() { WINDOW_OF_CHILDREN } else { WINDOW });
+        let most = i64::from(rows.min(PAGE_ROWS));
+        let query = sqlx::query(sqlx::AssertSqlSafe(statement)).bind(kind).bind(&window.from).bind(&to).bind(most);
+        let query = match (&window.parent, beside) {
+            (Some(parent), _) => query.bind(parent),
+            (None, Beside::Child(child)) => query.bind(child),
+            (None, _) => query,
+        };
+        let sizes = query.fetch_all(&self.readers).await?;
+        for row in &sizes {
+            let bytes = row.try_get::<i64, _>(1)?.unsigned_abs();
+            if window.rows > 0 && window.bytes + bytes > PAGE_BYTES {
+                break;
+            }
+            window.upto = row.try_get(0)?;
+            window.rows += 1;
+            window.bytes += bytes;
+        }
+        let is_full = i64::try_from(sizes.len()).is_ok_and(|found| found == most || found > window.rows);
+        window.next = Some(window.upto.clone()).filter(|_| is_full && window.rows > 0);
+        Ok(window)
+    }
+
+    /// Reads a window.
+    pub async fn read(&self, window: Window) -> Result<Page<Stored>, StoreError> {
+        let rows = self.rows_of(select(if window.parent.is_some() { CHILDREN } else { PAGE }), &window).await?;
+        Ok(window.page(each(&rows, stored).await?, |stored| &stored.key))
+    }
+
+    /// The rows of a window, by a statement that takes kind, both ends of the keys, their number, and the parent if the
+    /// window has one.
+    pub(super) async fn rows_of(
+        &self,
+        statement: impl sqlx::SqlSafeStr,
+        window: &Window,
+    ) -> Result<Vec<AnyRow>, StoreError> {
+        if window.rows == 0 {
             return Ok(Vec::new());
         }
-        let rows = sqlx::query(select(CHILDREN))
-            .bind(parent)
-            .bind(kind)
-            .bind(after)
-            .bind(i64::from(rows.min(PAGE_ROWS)))
-            .fetch_all(&self.readers)
-            .await?;
-        each(&rows, stored).await
+        let query = sqlx::query(statement).bind(&window.kind).bind(&window.from).bind(&window.upto).bind(window.rows);
+        let query = window.parent.iter().fold(query, |query, parent| query.bind(parent));
+        Ok(query.fetch_all(&self.readers).await?)
     }
 
     /// How many resources of a kind there are anywhere below `within` (a key; empty: everywhere).
@@ -163,6 +311,25 @@ impl Store {
 pub(super) fn each_of(keys: usize) -> String {
     let places = (1..=keys).map(|n| format!("${n}")).collect::<Vec<_>>().join(", ");
     format!("SELECT {COLUMNS} FROM resources WHERE resource_key IN ({places})")
+}
+
+/// The statement that reads keys and sizes: a database knows the size of a value without reading it.
+pub(super) fn weighed(beside: Beside<'_>, rest: &str) -> String {
+    const OWN: &str = "octet_length(r.body) + COALESCE(octet_length(r.protected), 0)";
+    let (more, joined) = match beside {
+        Beside::Nothing => ("", ""),
+        Beside::Told => (
+            " + COALESCE(octet_length(a.facts), 0) + COALESCE(octet_length(s.status), 0) + COALESCE(p.bytes, 0)",
+            " LEFT JOIN agents a ON a.resource_key = r.resource_key LEFT JOIN statuses s ON s.resource_key = \
+             r.resource_key LEFT JOIN parts_told p ON p.resource_key = r.resource_key",
+        ),
+        Beside::Child(_) => (
+            " + COALESCE(octet_length(c.body), 0) + COALESCE(octet_length(s.status), 0)",
+            " LEFT JOIN resources c ON c.resource_key = r.resource_key || $5 LEFT JOIN statuses s ON s.resource_key = \
+             c.resource_key",
+        ),
+    };
+    format!("SELECT r.resource_key, CAST({OWN}{more} AS BIGINT) FROM resources r{joined} {rest}")
 }
 
 /// The keys below `key`: from (exclusive) and to (exclusive).
@@ -234,7 +401,10 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::store::batch::Expect;
+    use crate::store::{
+        batch::Expect,
+        changes::{Change, Changes},
+    };
 
     /// Far longer than anything here takes.
     const PATIENCE: Duration = Duration::from_secs(60);
@@ -272,11 +442,79 @@ mod tests {
                 single(rows.first(), wait).await.map(|found| usize::from(found.is_some()))
             })
         };
-        let rows = async |after: &str, rows| store.page_rows(select(PAGE), "k", "", after, rows).await.unwrap();
+        let rows = async |after: &str, rows| {
+            let window = store.window("k", Below::Anywhere(""), Beside::Nothing, after, rows).await.unwrap();
+            store.rows_of(select(PAGE), &window).await.unwrap()
+        };
         assert_eq!(reads_while_others_run(rows("", 1).await).await.unwrap().unwrap(), 1, "one long row");
         assert_eq!(reads_while_others_run(rows("", 2).await).await.unwrap().unwrap(), 2, "a long one on a page");
         let others = rows("/subscriptions/a", 9).await;
         assert_eq!(reads_while_others_run(others).await.unwrap().unwrap(), 3, "short ones that are long together");
+    }
+
+    /// A page had up to 1,000 rows of 256 KiB. It goes on where it ended, whatever its bounds were.
+    #[tokio::test]
+    async fn pages_and_changes_are_bounded_in_bytes_and_miss_nothing() {
+        const MANY: usize = 50;
+        const LARGE: usize = 200_000;
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open_file(&dir.path().join("towline.db")).await.unwrap();
+        let of = |key: String, parent: &str, length: usize| Stored {
+            id: key.clone(),
+            key,
+            kind: if parent.is_empty() { "g" } else { "k" }.to_owned(),
+            parent: parent.to_owned(),
+            revision: 0,
+            body: json!({"text": "x".repeat(length)}),
+            protected: None,
+        };
+        let key = |n: usize| format!("/g/c{n:02}");
+        store.put(&of("/g".to_owned(), "", 1), Expect::Absent).await.unwrap().unwrap();
+        for n in 0..MANY {
+            // One alone has more than a page.
+            let length = if n == 7 { 2_000_000 } else { n % 2 * LARGE };
+            store.put(&of(key(n), "/g", length), Expect::Absent).await.unwrap().unwrap();
+        }
+        let bytes = |rows: &[Stored]| rows.iter().map(|one| one.body.to_string().len() as u64).sum::<u64>();
+        for (rows, below) in
+            [1, 3, 7, 1000].into_iter().flat_map(|n| [(n, Below::Parent("/g")), (n, Below::Anywhere(""))])
+        {
+            let (mut all, mut after) = (Vec::new(), String::new());
+            loop {
+                let window = store.window("k", below, Beside::Told, &after, rows).await.unwrap();
+                let weighed = window.bytes;
+                let page = store.read(window).await.unwrap();
+                assert!(page.len() <= rows as usize && bytes(&page) == weighed);
+                assert!(weighed <= PAGE_BYTES || page.len() == 1, "{weighed} bytes");
+                all.extend(page.rows.into_iter().map(|one| one.key));
+                match page.next {
+                    Some(next) => after = next,
+                    None => break,
+                }
+            }
+            assert_eq!(all, (0..MANY).map(key).collect::<Vec<_>>(), "{rows} rows");
+        }
+        assert_eq!(store.all_children("k", "/g", 100).await.unwrap().len(), MANY);
+        assert_eq!(store.all_below("k", "/g", 9).await.unwrap().len(), 9);
+        assert_eq!(store.count_children("k", "/g").await.unwrap(), MANY as u64);
+        // What comes in between is there, and pushes another one to the next page.
+        let window = store.window("k", Below::Anywhere(""), Beside::Nothing, "", 4).await.unwrap();
+        store.put(&of("/g/c00a".to_owned(), "/g", 1), Expect::Absent).await.unwrap().unwrap();
+        let page = store.read(window).await.unwrap();
+        assert_eq!((page.len(), page.next.as_deref()), (4, Some("/g/c02")));
+        let (mut since, mut seen) = (0, 0);
+        loop {
+            let Changes::Since(changes) = store.changes(since).await.unwrap() else { panic!("nothing is forgotten") };
+            let Some(last) = changes.last() else { break };
+            since = last.revision();
+            seen += changes.len();
+            let puts = changes.into_iter().filter_map(|change| match change {
+                Change::Put(stored) => Some(stored),
+                Change::Deleted { .. } => None,
+            });
+            assert!(bytes(&puts.collect::<Vec<_>>()) <= 4 * 1024 * 1024);
+        }
+        assert_eq!(seen, MANY + 2);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! What only the statements themselves show; all else is in `gateway/tests/store`.
 
-use super::*;
+use super::{resources::Beside, *};
 
 /// No question reads a whole table, however many rows there are.
 #[tokio::test]
@@ -9,8 +9,10 @@ async fn every_question_has_an_index() {
     let store = Store::open_file(&dir.path().join("towline.db")).await.unwrap();
     let selected = [resources::ONE, resources::PAGE, resources::CHILDREN, changes::PUT, changes::CHILDREN_PUT]
         .map(|rest| format!("SELECT {} FROM resources {rest}", resources::COLUMNS));
-    let others = [resources::COUNT, changes::DELETED, changes::NTH_DELETED, changes::NTH_PUT].into_iter();
-    let others = others.chain([changes::NTH_CHILD, changes::CHILDREN_DELETED]);
+    let others =
+        [resources::COUNT, resources::COUNT_CHILDREN, changes::DELETED, changes::NTH_DELETED, changes::PUT_SIZES]
+            .into_iter();
+    let others = others.chain([changes::CHILD_SIZES, changes::CHILDREN_DELETED]);
     let others = others.chain([statuses::ONE, statuses::EVENTS, statuses::ENDED, operations::WAKE]);
     let others = others.chain([logs::POSITIONS, logs::BEHIND, logs::NEWEST, logs::SIZES, logs::SIZES_OF_CLUSTER]);
     let others = others.chain([tickets::OF_PLACE, tickets::OF_OWNER, tickets::COUNTED]);
@@ -22,6 +24,10 @@ async fn every_question_has_an_index() {
     let agents = agents.chain([events::TOLD_VERSION, events::TOLD_UPGRADE].map(str::to_owned));
     let agents = agents.chain([agents::JOINED_ONE, agents::JOINED_PAGE].map(agents::joined));
     let agents = agents.chain([with_child::joined(with_child::PAGE), resources::each_of(2)]);
+    let windows = [Beside::Nothing, Beside::Told, Beside::Child("/c")];
+    let windows = windows.map(|beside| resources::weighed(beside, resources::WINDOW)).into_iter();
+    let windows = windows.chain([resources::weighed(Beside::Nothing, resources::WINDOW_OF_CHILDREN)]);
+    let agents = agents.chain(windows);
     let events = [events::BEHIND, events::OF_CLUSTER, events::OF_GROUP, events::OF_NO_GROUP];
     let events = events.map(events::selected).into_iter();
     let events = events.chain(["LIMIT 1", "ORDER BY a.resource_key LIMIT 5"].map(|rest| events::untold("r.id", rest)));

@@ -1,12 +1,12 @@
 //! Resources of a kind in pages, each with the child that has a given name and with what was told of that child: the
 //! clusters of a fleet assignment, and what it is about in them. One statement a page, however many children each
-//! resource has, so that a page is of one moment.
+//! resource has, so that a page is of one moment; which rows it has is asked before, by their sizes.
 
 use sqlx::{Row, any::AnyRow};
 
 use super::{
-    Store, StoreError, is_text,
-    resources::{COLUMNS, PAGE_ROWS, Stored, below, each, stored},
+    Store, StoreError,
+    resources::{Below, Beside, COLUMNS, Page, Stored, each, stored},
     statuses::{self, ReportedStatus},
 };
 
@@ -20,15 +20,15 @@ pub struct Child {
 }
 
 pub(super) const PAGE: &str =
-    "WHERE r.kind = $2 AND r.resource_key > $3 AND r.resource_key < $4 ORDER BY r.resource_key LIMIT $5";
+    "WHERE r.kind = $1 AND r.resource_key > $2 AND r.resource_key <= $3 ORDER BY r.resource_key LIMIT $4";
 
-/// The statement that reads resources with one child each: `$1` is what a child's key has behind that of its parent.
+/// The statement that reads resources with one child each: `$5` is what a child's key has behind that of its parent.
 pub(super) fn joined(rest: &str) -> String {
     let columns = COLUMNS.split(", ").map(|name| format!("r.{name}")).collect::<Vec<_>>().join(", ");
     format!(
         "SELECT {columns}, c.resource_key AS child_key, c.kind AS child_kind, c.id AS child_id, \
          c.revision AS child_revision, c.body AS child_body, s.generation, s.told_ms, s.status \
-         FROM resources r LEFT JOIN resources c ON c.resource_key = r.resource_key || $1 \
+         FROM resources r LEFT JOIN resources c ON c.resource_key = r.resource_key || $5 \
          LEFT JOIN statuses s ON s.resource_key = c.resource_key {rest}"
     )
 }
@@ -46,15 +46,15 @@ impl Store {
         within: &str,
         after: &str,
         rows: u32,
-    ) -> Result<Vec<(Stored, Option<Child>)>, StoreError> {
-        if ![kind, child, within, after].into_iter().all(is_text) {
-            return Ok(Vec::new());
+    ) -> Result<Page<(Stored, Option<Child>)>, StoreError> {
+        let window = self.window(kind, Below::Anywhere(within), Beside::Child(child), after, rows).await?;
+        if window.rows == 0 {
+            return Ok(window.page(Vec::new(), |(stored, _)| &stored.key));
         }
-        let (from, to) = below(within);
-        let from = if after > from.as_str() { after } else { &from };
-        let query = sqlx::query(sqlx::AssertSqlSafe(joined(PAGE))).bind(child).bind(kind).bind(from).bind(to);
-        let rows = query.bind(i64::from(rows.min(PAGE_ROWS))).fetch_all(&self.readers).await?;
-        each(&rows, both).await
+        let query = sqlx::query(sqlx::AssertSqlSafe(joined(PAGE))).bind(&window.kind).bind(&window.from);
+        let query = query.bind(&window.upto).bind(window.rows).bind(child);
+        let rows = query.fetch_all(&self.readers).await?;
+        Ok(window.page(each(&rows, both).await?, |(stored, _)| &stored.key))
     }
 }
 

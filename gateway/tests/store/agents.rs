@@ -123,7 +123,7 @@ async fn c9_many_are_seen_in_one_write_and_read_in_one_page(place: Place) {
     assert!(page.iter().all(|(_, agent)| agent.as_ref().unwrap().last_seen_ms == Some(5)));
     let plain = store.page(CLUSTERS, GROUP, &page[9].0.key, 5).await.unwrap();
     let joined = store.page_with_agents(CLUSTERS, GROUP, &page[9].0.key, 5).await.unwrap();
-    assert_eq!(joined.into_iter().map(|(stored, _)| stored).collect::<Vec<_>>(), plain);
+    assert_eq!(joined.into_iter().map(|(stored, _)| stored).collect::<Vec<_>>(), plain.rows);
     let (stored, row) = store.get_with_agent(&key("c0007")).await.unwrap().unwrap();
     assert_eq!((stored.id, row.unwrap().first_seen_ms), (cluster("c0007").id, Some(5)));
     let (_, none) = store.get_with_agent(GROUP).await.unwrap().unwrap();

@@ -63,7 +63,7 @@ impl Follower {
 }
 
 async fn everything(store: &Store) -> BTreeMap<String, Stored> {
-    let mut all = store.page(GROUPS, "", "", PAGE_ROWS).await.unwrap();
+    let mut all = store.page(GROUPS, "", "", PAGE_ROWS).await.unwrap().rows;
     all.extend(store.page(CLUSTERS, "", "", PAGE_ROWS).await.unwrap());
     all.into_iter().map(|stored| (stored.key.clone(), stored)).collect()
 }

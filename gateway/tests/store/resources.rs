@@ -137,9 +137,9 @@ async fn children_lie_exactly_at_their_parent(place: Place) {
         store.put(&assignment, Expect::Absent).await.unwrap().unwrap();
     }
     let names = |found: Vec<Stored>| found.iter().map(name).collect::<Vec<_>>();
-    assert_eq!(names(store.children(ASSIGNMENTS, GROUP, "", 9).await.unwrap()), ["1", "2"]);
-    assert_eq!(names(store.children(ASSIGNMENTS, GROUP, &at(GROUP, "1").key, 9).await.unwrap()), ["2"]);
-    assert_eq!(names(store.children(ASSIGNMENTS, &cluster("c").key, "", 9).await.unwrap()), ["3"]);
+    assert_eq!(names(store.children(ASSIGNMENTS, GROUP, "", 9).await.unwrap().rows), ["1", "2"]);
+    assert_eq!(names(store.children(ASSIGNMENTS, GROUP, &at(GROUP, "1").key, 9).await.unwrap().rows), ["2"]);
+    assert_eq!(names(store.children(ASSIGNMENTS, &cluster("c").key, "", 9).await.unwrap().rows), ["3"]);
     assert_eq!(store.count(ASSIGNMENTS, GROUP).await.unwrap(), 3);
 }
 

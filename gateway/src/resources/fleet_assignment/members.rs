@@ -266,7 +266,7 @@ impl<'a> Looking<'a> {
     async fn page(&mut self, fleet: &mut Fleet, after: &str, rows: u32) -> Result<Option<String>, StoreError> {
         let scope = self.assignment.id.parent_key();
         let page = self.control.store.page_with_child(&self.kind, &self.child, scope, after, rows).await?;
-        let last = page.last().filter(|_| page.len() == rows as usize).map(|(cluster, _)| cluster.key.clone());
+        let last = page.next.clone();
         self.know_others(&page).await?;
         for (n, (cluster, child)) in page.into_iter().enumerate() {
             give_way(n).await;
@@ -411,7 +411,7 @@ pub async fn made_by(control: &Control, assignment: &Assignment) -> Result<Vec<S
     let Looking { kind, child, .. } = Looking::new(control, assignment, &refused);
     loop {
         let page = control.store.page_with_child(&kind, &child, scope, &after, CLUSTERS_AT_ONCE).await?;
-        let last = page.last().filter(|_| page.len() == CLUSTERS_AT_ONCE as usize).map(|(last, _)| last.key.clone());
+        let last = page.next.clone();
         for (n, (cluster, child)) in page.into_iter().enumerate() {
             give_way(n).await;
             let child = child.filter(|child| is_own(&child.stored, assignment) && !child.stored.is_deleting());
