@@ -241,15 +241,9 @@ impl Standing {
         if self.arrived.load(Ordering::Relaxed) <= AT_A_TIME {
             return None;
         }
-        let at_once = Arc::clone(&self.places).try_acquire_owned().ok();
-        let place = match at_once {
-            Some(place) => {
-                // Behind all that is ready: those that have come with it would follow each other in one go otherwise.
-                yield_now().await;
-                place
-            }
-            None => Arc::clone(&self.places).acquire_owned().await.ok()?,
-        };
+        let place = Arc::clone(&self.places).acquire_owned().await.ok()?;
+        // Behind all that is ready: those that have come with it would follow each other in one go otherwise.
+        yield_now().await;
         drop(arrived);
         Some(Place(Arc::new(place)))
     }
