@@ -10,7 +10,8 @@ async fn every_question_has_an_index() {
     let selected = [resources::ONE, resources::PAGE, resources::CHILDREN, changes::PUT, changes::CHILDREN_PUT]
         .map(|rest| format!("SELECT {} FROM resources {rest}", resources::COLUMNS));
     let others = [resources::COUNT, changes::DELETED, changes::NTH_DELETED, changes::NTH_PUT].into_iter();
-    let others = others.chain([changes::NTH_CHILD, changes::CHILDREN_DELETED]);
+    let others =
+        others.chain([changes::NTH_CHILD, changes::CHILDREN_DELETED, changes::CHILDREN_GONE, changes::PARENT_DELETED]);
     let others = others.chain([statuses::ONE, statuses::EVENTS, statuses::ENDED, operations::WAKE]);
     let others = others.chain([logs::POSITIONS, logs::BEHIND, logs::NEWEST, logs::SIZES, logs::SIZES_OF_CLUSTER]);
     let others = others.chain([tickets::OF_PLACE, tickets::OF_OWNER, tickets::COUNTED]);
