@@ -17,6 +17,7 @@
 //! | [`place`] | writes and removes them |
 //! | [`converge`] | what is wanted against what is there |
 //! | [`handover`] | from kustomizations that leave to those that come |
+//! | [`left`] | what configurations left that the gateway does not know |
 //! | [`views`] | what Flux says of its objects |
 //! | [`comply`] | what that means for the configuration and each of its objects |
 
@@ -25,6 +26,7 @@ pub mod config_agent;
 pub mod converge;
 pub mod handover;
 pub mod key;
+pub mod left;
 pub mod pins;
 pub mod place;
 pub mod render;
@@ -35,7 +37,7 @@ pub mod views;
 mod tests;
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
@@ -170,10 +172,6 @@ impl Configurations for FluxConfigs {
     fn owned(owner: &str) -> Option<&str> {
         GitConfigs::owned(owner).is_none().then_some(owner)
     }
-
-    fn at(namespace: &str) -> Value {
-        json!({ "namespace": namespace })
-    }
 }
 
 /// A kind of configurations that become Flux's objects.
@@ -202,9 +200,6 @@ pub trait Configurations: Kind<Shown = Shown, Own = Own> {
     /// The name of the configuration of this kind that owns something.
     fn owned(owner: &str) -> Option<&str>;
 
-    /// Properties of one of which the namespace alone is known.
-    fn at(namespace: &str) -> Value;
-
     /// What is to be told of one that is fine.
     fn remark(wanted: &Wanted) -> Option<String> {
         let _ = wanted;
@@ -217,13 +212,24 @@ pub struct Troubles {
     /// How the role fares.
     health: Reporter,
     of: Mutex<BTreeMap<&'static str, (&'static str, String)>>,
-    missing: Mutex<BTreeMap<&'static str, String>>,
+    warnings: Mutex<BTreeMap<(&'static str, About), String>>,
+}
+
+/// What a warning is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum About {
+    /// The definition of a kind is missing.
+    Definition,
+    /// There are configurations that the gateway does not know.
+    Left,
+    /// A controller of Flux does not run.
+    Controllers,
 }
 
 impl Troubles {
     /// A list without troubles, which reports them to `health`.
     pub fn new(health: Reporter) -> Self {
-        Self { health, of: Mutex::default(), missing: Mutex::default() }
+        Self { health, of: Mutex::default(), warnings: Mutex::default() }
     }
 
     /// What keeps a kind, named by its full type, from being worked at; nothing any more.
@@ -239,14 +245,15 @@ impl Troubles {
         }
     }
 
-    /// A kind is not here, and all others are worked at; it is here again.
-    fn warn(&self, kind: &'static str, missing: Option<String>) {
-        let mut all = self.missing.lock().unwrap_or_else(PoisonError::into_inner);
-        match missing {
-            Some(missing) => drop(all.insert(kind, missing)),
-            None => drop(all.remove(kind)),
+    /// What does not keep a kind from being worked at and somebody should know; nothing any more.
+    fn warn(&self, kind: &'static str, about: About, warning: Option<String>) {
+        let mut all = self.warnings.lock().unwrap_or_else(PoisonError::into_inner);
+        match warning {
+            Some(warning) => drop(all.insert((kind, about), warning)),
+            None => drop(all.remove(&(kind, about))),
         }
-        self.health.warnings(all.values().cloned().collect());
+        let all: BTreeSet<_> = all.values().cloned().collect();
+        self.health.warnings(all.into_iter().collect());
     }
 }
 
@@ -293,6 +300,9 @@ pub struct Own {
     pub applied_at: Option<String>,
     /// Since when it is being taken down.
     pub deleting_since: Option<String>,
+    /// Flux's objects with this configuration's label that were there before it and are none of its own: nobody said that
+    /// they were to be deleted ([`mod@left`]).
+    pub left: Option<Vec<String>>,
 }
 
 /// Makes the cluster follow the sources that the gateway's flux configurations name.
@@ -376,7 +386,7 @@ impl<G: Gateway> FluxconfigAgent<G> {
             Some(problem) => troubles.say(K::TYPE, Some(("NotLoaded", problem))),
             None => troubles.say(K::TYPE, None),
         }
-        troubles.warn(K::TYPE, problem.filter(|_| is_missing));
+        troubles.warn(K::TYPE, About::Definition, problem.filter(|_| is_missing));
     }
 
     /// Works at one kind of configurations. `others`: what is known of those of other kinds.
@@ -411,6 +421,7 @@ impl<G: Gateway> FluxconfigAgent<G> {
             memory: Default::default(),
             apart: Default::default(),
             orphans: Default::default(),
+            stopped: Default::default(),
         };
         let report = Report { gateway: &self.gateway, store, follow: &follow, parts: ledger };
         let follow: BoxFuture<'_, ()> = Box::pin(follow.run());

@@ -5,7 +5,10 @@
 use std::{
     net::{IpAddr, SocketAddr},
     path::PathBuf,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, SystemTime},
 };
 
@@ -137,6 +140,9 @@ pub struct Connector {
     /// The way out, which may change while the agent runs; with it the number of such changes.
     way: watch::Sender<(u64, Arc<Way>)>,
     via: Option<Via>,
+    /// The last attempt failed by [`Via::address`], so that the name is looked up this time: a Service that was made anew
+    /// has another address, and the environment of this process has that of before for ever.
+    by_name: AtomicBool,
     shown: Shown,
     /// The configured ones; those of the identity come to them.
     roots: Roots,
@@ -198,6 +204,7 @@ impl Connector {
             endpoints: gateway.endpoints.clone(),
             way: watch::Sender::new((0, way)),
             via: gateway.via.clone(),
+            by_name: AtomicBool::new(false),
             shown,
             roots,
             features: if config.roles.serves_users() { Features::OFFERED } else { Features::NO_USERS },
@@ -291,9 +298,14 @@ impl Connector {
         };
         if let Some(via) = &self.via {
             (target.host, target.port) = (via.host.clone(), via.port);
-            target.aliases.extend(via.address.map(|address| (via.host.clone(), address)));
+            target.aliases.extend(self.via_address().map(|address| (via.host.clone(), address)));
         }
         Ok(target)
+    }
+
+    /// The address of what is dialled in place of the gateway, where the name is not to be looked up.
+    fn via_address(&self) -> Option<IpAddr> {
+        self.via.as_ref()?.address.filter(|_| !self.by_name.load(Ordering::Relaxed))
     }
 
     /// TLS as a client that shows no certificate.
@@ -377,6 +389,10 @@ impl Connector {
         held: Vec<Bytes>,
     ) -> Result<TunnelHandle, ConnectError> {
         let result = tokio::time::timeout(CARRIER_DEADLINE, self.attempt(endpoint, carrier, features, held)).await;
+        if !matches!(result, Ok(Ok(_))) {
+            // By the other way the next time: where there is no DNS, the address is the one that leads there.
+            self.by_name.fetch_xor(true, Ordering::Relaxed);
+        }
         result.unwrap_or_else(|_| {
             let reason = format!("took longer than {} s", CARRIER_DEADLINE.as_secs());
             Err(ConnectError { carrier, reason, retry_after: None, try_another: true, refused: None, replicas: None })
@@ -463,7 +479,7 @@ impl Connect for Connector {
         Box::pin(async move {
             let endpoint = &self.endpoints[endpoint];
             let (host, known) = match &self.via {
-                Some(via) => ((via.host.as_str(), via.port), via.address),
+                Some(via) => ((via.host.as_str(), via.port), self.via_address()),
                 None => ((endpoint.host.as_str(), endpoint.port), endpoint.addresses.first().copied()),
             };
             let address = match known {

@@ -37,12 +37,15 @@ async fn page(call: &Call, agent: &Agent, after: Option<i64>) -> Result<Objects,
     let Some(cluster) = stored_key(call, agent)? else {
         return Ok(Objects {
             position: after.unwrap_or_default(),
+            identity: None,
             whole: after.is_none(),
             more: false,
             objects: Vec::new(),
         });
     };
-    call.control.objects(&cluster, call.parameter("kind"), after).await
+    let mut page = call.control.objects(&cluster, call.parameter("kind"), after).await?;
+    page.identity = agent.cluster.agents.principal().map(str::to_owned);
+    Ok(page)
 }
 
 /// Answers `POST /v1/objects/protected` with the protected settings of one object.

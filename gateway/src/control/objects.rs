@@ -246,7 +246,7 @@ impl Control {
         };
         let now_ms = self.now_ms();
         kinds.iter().for_each(|kind| self.followers.note(cluster, kind.name, now_ms));
-        let mut all = Objects { position: 0, whole: false, more: false, objects: Vec::new() };
+        let mut all = Objects { position: 0, identity: None, whole: false, more: false, objects: Vec::new() };
         let (mut changes, mut upto) = (Vec::new(), None::<i64>);
         for kind in kinds {
             let of = (kind.name.to_ascii_lowercase(), cluster);
@@ -468,10 +468,10 @@ fn put_together(mut all: Objects, changes: Vec<Change>) -> Objects {
 }
 
 fn wanted(change: Change) -> Wanted {
-    let gone = |id: String, kind: String| Wanted {
+    let gone = |id: String, kind: String, generation: i64| Wanted {
         id,
         kind,
-        generation: 0,
+        generation,
         spec: None,
         deleting: false,
         protected: None,
@@ -480,7 +480,7 @@ fn wanted(change: Change) -> Wanted {
     };
     let mut stored = match change {
         Change::Put(stored) => stored,
-        Change::Deleted { key, kind, .. } => return gone(key, kind),
+        Change::Deleted { key, kind, revision } => return gone(key, kind, revision),
     };
     let Object { generation, operation, protected, deleting } = Object::of(&stored.body);
     let principal_id = stored.body.get("identity").and_then(|identity| identity.get("principalId")?.as_str());
@@ -489,13 +489,12 @@ fn wanted(change: Change) -> Wanted {
     let mut spec = spec.unwrap_or_default();
     spec.remove("provisioningState");
     Wanted {
-        generation,
         operation,
         protected,
         spec: Some(Value::Object(spec)),
         deleting,
         principal_id,
-        ..gone(stored.id, stored.kind)
+        ..gone(stored.id, stored.kind, generation)
     }
 }
 

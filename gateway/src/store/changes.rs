@@ -90,6 +90,14 @@ pub(super) const CHILDREN_PUT: &str =
 pub(super) const CHILDREN_DELETED: &str = "SELECT revision, resource_key, kind FROM tombstones WHERE revision > $1 \
                                            AND revision <= $2 AND kind = $3 AND resource_key > $4 \
                                            AND resource_key < $5 ORDER BY revision, resource_key";
+/// For who begins: the newest deletions that are remembered, of what is not there again.
+pub(super) const CHILDREN_GONE: &str = "SELECT revision, resource_key, kind FROM tombstones t WHERE revision > $1 \
+                                        AND revision <= $2 AND kind = $3 AND resource_key > $4 AND resource_key < $5 \
+                                        AND NOT EXISTS (SELECT 1 FROM resources r WHERE r.resource_key = t.resource_key) \
+                                        ORDER BY revision DESC, resource_key DESC LIMIT 1000";
+/// When the parent itself was deleted last: what went with it then was of another one of its name.
+pub(super) const PARENT_DELETED: &str =
+    "SELECT revision FROM tombstones WHERE revision > $1 AND resource_key = $2 ORDER BY revision DESC LIMIT 1";
 
 /// Up to which revision there is room for what has changed, by the revisions and sizes of the next `rows` resources; none:
 /// these are all.
@@ -121,7 +129,8 @@ async fn in_order(deleted: &[AnyRow], put: &[AnyRow]) -> Result<Vec<Change>, Sto
 
 impl Store {
     /// What of a kind has changed at one parent since a revision, up to `rows` puts and all deletions between them, more
-    /// only where one revision alone has more; everything where `since` is none, or nobody knows any more.
+    /// only where one revision alone has more; everything where `since` is none, or nobody knows any more. What was deleted
+    /// together with the parent is of another parent than the one that is there now, and on no page.
     pub async fn changes_at(
         &self,
         kind: &str,
@@ -150,13 +159,14 @@ impl Store {
         let query = sqlx::query(select(CHILDREN_PUT)).bind(parent).bind(kind).bind(since).bind(upto);
         let put = query.fetch_all(view.connection()).await?;
         let (from, to) = below(parent);
-        let deleted = match known {
-            Some(_) => {
-                let query = sqlx::query(CHILDREN_DELETED).bind(since).bind(upto).bind(kind).bind(from).bind(to);
-                query.fetch_all(view.connection()).await?
-            }
-            None => Vec::new(),
+        let query = sqlx::query(PARENT_DELETED).bind(since).bind(parent);
+        let begin = match query.fetch_optional(view.connection()).await? {
+            Some(row) => row.try_get(0)?,
+            None => since,
         };
+        let deletions = if known.is_some() { CHILDREN_DELETED } else { CHILDREN_GONE };
+        let query = sqlx::query(deletions).bind(begin).bind(upto).bind(kind).bind(from).bind(to);
+        let deleted = query.fetch_all(view.connection()).await?;
         view.roll_back().await?;
         let changes = in_order(&deleted, &put).await?;
         Ok(Page { position: upto, whole: known.is_none(), more: upto < newest, changes })

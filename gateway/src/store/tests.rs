@@ -12,7 +12,12 @@ async fn every_question_has_an_index() {
     let others =
         [resources::COUNT, resources::COUNT_CHILDREN, changes::DELETED, changes::NTH_DELETED, changes::PUT_SIZES]
             .into_iter();
-    let others = others.chain([changes::CHILD_SIZES, changes::CHILDREN_DELETED]);
+    let others = others.chain([
+        changes::CHILD_SIZES,
+        changes::CHILDREN_DELETED,
+        changes::CHILDREN_GONE,
+        changes::PARENT_DELETED,
+    ]);
     let others = others.chain([statuses::ONE, statuses::EVENTS, statuses::ENDED, operations::WAKE]);
     let others = others.chain([logs::POSITIONS, logs::BEHIND, logs::NEWEST, logs::SIZES, logs::SIZES_OF_CLUSTER]);
     let others = others.chain([tickets::OF_PLACE, tickets::OF_OWNER, tickets::COUNTED]);

@@ -370,9 +370,13 @@ pub const OBJECTS_AT_ONCE: u32 = 100;
 pub struct Objects {
     /// `after` of the next question.
     pub position: i64,
-    /// Whether this is the first page of all that is wanted, from the beginning: at the end of the first page behind it
-    /// that has no `more`, or of this one, what was on none of them is wanted no more. Such a page may follow any
-    /// question: nobody knows any more what was deleted.
+    /// The object id of the identity of the cluster's resource: another one is another resource, also where it has the
+    /// same id. Absent: the gateway is older, or the cluster is one of its configuration.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub identity: Option<String>,
+    /// Whether this is the first page of all that is wanted, from the beginning. Such a page may follow any question. What
+    /// is on none of its pages is not known here, which does not say that somebody deleted it: deletions that are
+    /// remembered are on the pages as objects without a spec.
     #[serde(default)]
     pub whole: bool,
     /// Whether there are more pages now.
@@ -390,7 +394,8 @@ pub struct Object {
     pub id: String,
     /// The full type: `Microsoft.KubernetesConfiguration/extensions`.
     pub kind: String,
-    /// Rises with every change of what is wanted; what is told of it names the one that it is about.
+    /// Rises with every change of what is wanted; what is told of it names the one that it is about. Of an object without
+    /// a spec: the position at which it was deleted.
     pub generation: i64,
     /// What is wanted: the properties that clients write, protected ones left out. Absent: it is gone, and nobody waits
     /// for it to be taken down.

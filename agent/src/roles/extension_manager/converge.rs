@@ -168,6 +168,7 @@ impl<G: Library> Converge<'_, G> {
             Some((reason, message)) => self.health.failing(reason, &message),
             None => self.health.running(),
         }
+        self.health.warnings(self.follow.left_behind(std::iter::empty()).into_iter().collect());
     }
 
     /// Nothing can be done for any of them now: those that are not as they are wanted say why.

@@ -124,7 +124,26 @@ fn object(name: &str, generation: i64) -> Object {
 }
 
 fn page(position: i64, whole: bool, more: bool, objects: Vec<Object>) -> Objects {
-    Objects { position, whole, more, objects }
+    Objects { position, identity: None, whole, more, objects }
+}
+
+/// Deleted at a position.
+fn deleted_at(name: &str, position: i64) -> Object {
+    Object { spec: None, ..object(name, position) }
+}
+
+/// Follows these pages, each of the cluster's resource with this identity, until something holds of the store.
+async fn followed(store: &Store, identity: &str, pages: Vec<Objects>, holds: impl Fn(&Store) -> bool) {
+    let (gateway, cluster) = (Scripted::default(), CLUSTER.parse().unwrap());
+    let of = |page| Objects { identity: Some(identity.to_owned()), ..page };
+    let count = pages.len();
+    gateway.pages.lock().unwrap().extend(pages.into_iter().map(of));
+    let follow = Follow::new(&gateway, store, &cluster);
+    tokio::select! {
+        () = follow.run() => {}
+        // All pages were taken when one more is asked for.
+        () = until(|| gateway.asked.lock().unwrap().len() > count && holds(store)) => {}
+    }
 }
 
 async fn until(mut holds: impl FnMut() -> bool) {
@@ -142,7 +161,7 @@ fn deleting(store: &Store, name: &str) -> Option<bool> {
 }
 
 #[tokio::test]
-async fn e1_what_is_on_no_page_of_a_whole_listing_is_taken_down() {
+async fn e1_what_is_on_no_page_of_a_whole_listing_stays_and_what_was_deleted_is_taken_down() {
     let (map, gateway, cluster) = (Map::default(), Scripted::default(), CLUSTER.parse().unwrap());
     let store = store(&map);
     let mut foreign = object("foreign", 1);
@@ -161,13 +180,25 @@ async fn e1_what_is_on_no_page_of_a_whole_listing_is_taken_down() {
     }
     assert_eq!(store.get("b").unwrap().wanted.properties, json!({"extensionType": "example.other"}));
     assert!(store.get("foreign").is_none());
-    // A listing from the beginning, at any time: `a` is on none of its pages.
+    // A listing from the beginning, at any time: `a` is on none of its pages, which says nothing of it.
     gateway.pages.lock().unwrap().extend([page(9, true, false, vec![object("b", 2)])]);
+    let follow = Follow::new(&gateway, &store, &cluster);
+    tokio::select! {
+        () = follow.run() => {}
+        () = until(|| follow.left_behind(std::iter::empty()).is_some()) => {}
+    }
+    assert!(
+        follow.left_behind(std::iter::empty()).unwrap().contains("1 extensions go on that the gateway does not know")
+    );
+    assert_eq!((deleting(&store, "a"), deleting(&store, "b")), (Some(false), Some(false)));
+    // Where it says that it was deleted, while this agent was away.
+    gateway.pages.lock().unwrap().extend([page(12, true, false, vec![object("b", 2), deleted_at("a", 11)])]);
     let follow = Follow::new(&gateway, &store, &cluster);
     tokio::select! {
         () = follow.run() => {}
         () = until(|| deleting(&store, "a") == Some(true)) => {}
     }
+    assert!(follow.left_behind(std::iter::empty()).is_none());
     assert_eq!(deleting(&store, "b"), Some(false));
     // All of it is in the cluster: another process knows it without a gateway.
     let again = super::tests::store(&map);
@@ -190,10 +221,15 @@ async fn listing_that_begins_again_forgets_what_it_had_and_what_is_gone_meanwhil
     let follow = Follow::new(&gateway, &store, &cluster);
     tokio::select! {
         () = follow.run() => {}
-        () = until(|| deleting(&store, "a") == Some(true)) => {}
+        () = until(|| follow.left_behind(std::iter::empty()).is_some()) => {}
     }
     let all = ["a", "b", "c", "d"].map(|name| deleting(&store, name));
-    assert_eq!(all, [Some(true), Some(false), Some(true), Some(false)]);
+    assert_eq!(all, [Some(false), Some(false), Some(true), Some(false)]);
+    assert!(
+        follow.left_behind(std::iter::empty()).unwrap().contains(": a. "),
+        "{:?}",
+        follow.left_behind([].into_iter())
+    );
     // Another one of the same name: what is being taken down is taken down first.
     gateway.pages.lock().unwrap().extend([page(4, false, false, vec![object("c", 7), object("b", 2)])]);
     let follow = Follow::new(&gateway, &store, &cluster);
@@ -209,6 +245,64 @@ async fn listing_that_begins_again_forgets_what_it_had_and_what_is_gone_meanwhil
         () = until(|| store.get("c").is_some_and(|one| one.wanted.generation == 8)) => {}
     }
     assert_eq!(store.get("c").unwrap().wanted.since, Some(7));
+}
+
+#[tokio::test]
+async fn e1_another_resource_of_the_cluster_takes_nothing_down_and_takes_over_what_it_names() {
+    let map = Map::default();
+    let store = store(&map);
+    let names = ["a", "b", "c"];
+    let all = names.map(|name| object(name, 1_000)).to_vec();
+    followed(&store, "one", vec![page(50, true, false, all)], |store| store.all().len() == 3).await;
+    // It knows nothing of them, or of others of these names that were deleted there, at any position.
+    let going = Object { deleting: true, ..object("b", 2_000) };
+    let pages = vec![
+        page(900, true, false, vec![deleted_at("a", 800), going]),
+        page(901, false, false, vec![deleted_at("c", 901)]),
+    ];
+    followed(&store, "two", pages, |_| true).await;
+    assert_eq!(names.map(|name| deleting(&store, name)), [Some(false); 3]);
+    // Another process knows whose they are.
+    let again = super::tests::store(&map);
+    again.load().await.unwrap();
+    assert_eq!(again.get("a").unwrap().wanted, store.get("a").unwrap().wanted);
+    let wanted = vec![page(950, false, false, vec![object("a", 3_000)])];
+    followed(&again, "two", wanted, |store| store.get("a").unwrap().wanted.generation == 3_000).await;
+    let origin = again.get("a").unwrap().wanted.origin;
+    assert_eq!((origin.identity.as_deref(), origin.position, origin.adopted), (Some("two"), 950, Some(3_000)));
+    // From then on its word holds.
+    followed(&again, "two", vec![page(960, false, false, vec![deleted_at("a", 960)])], |store| {
+        deleting(store, "a") == Some(true)
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn e1_database_that_was_restored_takes_down_nothing_that_it_does_not_know() {
+    let map = Map::default();
+    let store = store(&map);
+    let all = vec![object("new", 5_000), object("again", 6_000), object("going", 6_000), object("changed", 7_000)];
+    followed(&store, "one", vec![page(120, true, false, all)], |store| store.all().len() == 4).await;
+    // The copy is of position 100: `new` did not exist yet; `again` had been deleted, and was made anew later, as `going` was;
+    // `changed` is as it was.
+    let going = Object { deleting: true, ..object("going", 2_000) };
+    let restored = vec![deleted_at("again", 90), going, object("changed", 4_000)];
+    followed(&store, "one", vec![page(100, true, false, restored)], |store| {
+        store.get("changed").unwrap().wanted.generation == 4_000
+    })
+    .await;
+    assert_eq!(["new", "again", "going", "changed"].map(|name| deleting(&store, name)), [Some(false); 4]);
+    assert_eq!(store.get("changed").unwrap().wanted.origin.adopted, Some(4_000));
+    // What is deleted without waiting for the cluster is taken down: at once, and when it was away.
+    followed(&store, "one", vec![page(101, false, false, vec![deleted_at("changed", 101)])], |store| {
+        deleting(store, "changed") == Some(true)
+    })
+    .await;
+    followed(&store, "one", vec![page(300, true, false, vec![deleted_at("new", 200)])], |store| {
+        deleting(store, "new") == Some(true)
+    })
+    .await;
+    assert_eq!(deleting(&store, "again"), Some(false));
 }
 
 #[tokio::test]

@@ -181,10 +181,6 @@ impl Configurations for GitConfigs {
         owner.strip_prefix(SOURCE_CONTROL)
     }
 
-    fn at(namespace: &str) -> Value {
-        json!({ "operatorNamespace": namespace })
-    }
-
     fn remark(wanted: &Wanted) -> Option<String> {
         let wants_helm = Old::read(&wanted.properties).ok()?.enable_helm_operator.unwrap_or(false);
         wants_helm.then(|| {

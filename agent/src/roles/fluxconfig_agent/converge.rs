@@ -3,7 +3,7 @@
 //! anything else. What Flux says of it becomes the configuration's status.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeSet, HashMap},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant, SystemTime},
 };
@@ -13,11 +13,11 @@ use kube::{Client, ResourceExt as _, api::DeleteParams};
 use types::agent_api::{ObjectState, codes, compliance};
 
 use super::{
-    Configurations, Own, Shown, Troubles,
+    About, Configurations, Own, Shown, Troubles,
     comply::{self, Compliance, Judged, Material, Memory},
     handover,
     key::KeyPair,
-    pins,
+    left, pins,
     place::{Place, SecretOwner},
     render::{Configuration, Proxy, Rendered, called, destination, named_secret, needs_key},
     spec::{Properties, Scope, Secrets},
@@ -35,7 +35,7 @@ use crate::{
             hidden::Hidden,
             parts::Ledger,
             progress::{Progress, operation, working},
-            state::{Acknowledged, Fault, Happened, Item, Phase, Problem, Record, Status, Wanted},
+            state::{Fault, Happened, Item, Phase, Problem, Record, Status, Wanted},
             store::{CONTENT, Store, content},
         },
     },
@@ -57,6 +57,10 @@ const PRUNED_BY_ONE_THAT_RUNS: Duration = Duration::from_secs(1800);
 /// A controller that said within this time that it runs does. It says so every few seconds.
 const RUNS: Duration = Duration::from_secs(60);
 const LET_GO: Duration = Duration::from_secs(60);
+/// A controller that has not said for this long that it runs has stopped: nobody looks at sources or applies.
+const STOPPED: Duration = Duration::from_secs(120);
+/// Without them nothing is pulled, and nothing applied.
+const CONTROLLERS: [&str; 2] = ["source-controller", "kustomize-controller"];
 /// Objects that do not comply, in the custom resource.
 const FAILING_MAX: usize = 10;
 /// Objects that two configurations own, of which is told.
@@ -97,16 +101,10 @@ pub struct Converge<'a, G, K: Configurations> {
     pub memory: Mutex<Memory>,
     /// Namespaces in which no controllers of Flux were, and when that was looked up.
     pub apart: Mutex<HashMap<String, Instant>>,
-    /// Configurations that nobody wants any more and of which something is there.
-    pub orphans: Mutex<HashMap<String, Orphan>>,
-}
-
-/// What is left of a configuration whose custom resource was lost.
-pub struct Orphan {
-    seen: Instant,
-    namespace: String,
-    /// It is being taken down.
-    begun: bool,
+    /// Configurations that have no custom resource and of which something is there.
+    pub orphans: Mutex<BTreeSet<String>>,
+    /// Controllers of Flux that do not run, as what is said of them, and when that was looked up.
+    pub stopped: Mutex<(Option<Instant>, Option<String>)>,
 }
 
 /// What was made of a configuration.
@@ -236,6 +234,7 @@ impl<G: Gateway, K: Configurations> Converge<'_, G, K> {
     /// Looks at each; whether one is to be looked at again soon.
     pub async fn pass(&self) -> bool {
         let mut soon = false;
+        self.look_at_controllers().await;
         let shared = comply::shared(&self.views.kustomizations(), SHARED_MAX);
         for one in self.store.all() {
             let _turn = self.turn.lock().await;
@@ -245,7 +244,7 @@ impl<G: Gateway, K: Configurations> Converge<'_, G, K> {
                 false => self.step(&item, shared.get(&K::owner(&item.name)).map_or(&[], Vec::as_slice)).await,
             };
         }
-        soon |= self.orphans().await;
+        self.tell_left();
         let all = self.store.all();
         let names: Vec<_> = all.iter().map(|item| item.name.as_str()).collect();
         self.egress.keep(|owner| K::owned(owner).is_none_or(|name| names.contains(&name)));
@@ -262,6 +261,9 @@ impl<G: Gateway, K: Configurations> Converge<'_, G, K> {
     async fn step(&self, item: &Item<K>, shared: &[(String, String)]) -> bool {
         if let Some(since) = item.wanted.since.filter(|since| item.status.record.since != Some(*since)) {
             return self.replace(item, Some(since)).await;
+        }
+        if let Some(adopted) = item.wanted.origin.adopted.filter(|at| item.status.record.adopted != Some(*at)) {
+            return self.adopt(item, adopted).await;
         }
         if self.has_moved(item) {
             return self.replace(item, item.status.record.since).await;
@@ -281,61 +283,54 @@ impl<G: Gateway, K: Configurations> Converge<'_, G, K> {
         self.comply(&item.name, &made, shared).await
     }
 
-    /// Takes down what was made for configurations that are not wanted and have no custom resource: nobody judges what
-    /// runs there. Only where all that is wanted was listed after that was seen: a custom resource that somebody removed
-    /// comes back.
-    async fn orphans(&self) -> bool {
-        if self.views.known().is_err() {
-            return false;
+    /// Whether Flux runs. Where its controllers never said so in the namespace that the extension installs them in, it is
+    /// somebody else's Flux, and nothing is known of that.
+    async fn look_at_controllers(&self) {
+        if locked(&self.stopped).0.is_some_and(|at| at.elapsed() < LOOK) {
+            return;
         }
-        let listed = *locked(&self.follow.listed);
-        let owners = self
-            .views
-            .owners()
-            .into_iter()
-            .filter_map(|(owner, namespace)| Some((K::owned(&owner)?.to_owned(), namespace)));
-        let owners: BTreeMap<String, String> = owners.collect();
-        let mut due = Vec::new();
+        let (now, place) = (self.clock.now(), Place { client: self.client });
+        let mut stopped = Vec::new();
+        for controller in CONTROLLERS {
+            if let Ok(Some(at)) = place.last_renewed(controller).await
+                && now.duration_since(at).unwrap_or_default() >= STOPPED
+            {
+                stopped.push(format!("{controller} does not run, and was seen last at {}", spell(at)));
+            }
+        }
+        let message = (!stopped.is_empty()).then(|| {
+            format!(
+                "{}: nobody follows the source or repairs what was applied; see kubectl get pods -n {}",
+                stopped.join("; "),
+                pins::FLUX
+            )
+        });
+        self.troubles.warn(K::TYPE, About::Controllers, message.clone());
+        *locked(&self.stopped) = (Some(Instant::now()), message);
+    }
+
+    /// Says which configurations go on that the gateway does not know: with a custom resource, or with Flux's objects alone,
+    /// as after the cluster was connected again. Nobody said that they were to be deleted, and so nothing of them is.
+    fn tell_left(&self) {
+        if self.views.known().is_err() {
+            return;
+        }
+        let owners = self.views.owners();
+        let has_none = |name: &&str| self.store.get(name).is_none();
+        let names: BTreeSet<_> = owners.keys().filter_map(|owner| K::owned(owner)).filter(has_none).collect();
+        let is_listed = locked(&self.follow.listed).is_some();
         {
             let mut orphans = locked(&self.orphans);
-            orphans.retain(|name, one| self.store.get(name).is_none() && (one.begun || owners.contains_key(name)));
-            for (name, namespace) in owners {
-                if self.store.get(&name).is_none() && !orphans.contains_key(&name) {
-                    tracing::warn!(
-                        name,
-                        namespace,
-                        kind = K::TYPE,
-                        "there are objects of a configuration that is not known"
-                    );
-                    orphans.insert(name, Orphan { seen: Instant::now(), namespace, begun: false });
-                    self.store.lost.notify_one();
-                }
+            let lost = names.iter().any(|name| !orphans.contains(*name));
+            if lost {
+                tracing::warn!(?names, kind = K::TYPE, "there are objects of configurations that are not known");
+                // A custom resource that somebody removed comes back.
+                self.store.lost.notify_one();
             }
-            for (name, one) in orphans.iter_mut().filter(|(_, one)| listed.is_some_and(|at| at > one.seen)) {
-                one.begun = true;
-                due.push((name.clone(), one.namespace.clone()));
-            }
+            *orphans = names.iter().map(|name| (*name).to_owned()).collect();
         }
-        let mut soon = false;
-        for (name, namespace) in due {
-            let properties = K::at(&namespace);
-            let item = Item {
-                name: name.clone(),
-                uid: String::new(),
-                created: String::new(),
-                wanted: Wanted { deleting: true, properties, ..Wanted::default() },
-                status: Status::default(),
-                told: Acknowledged::default(),
-                bytes: 0,
-            };
-            let _turn = self.turn.lock().await;
-            match self.take_down(&item).await {
-                Ok(true) => drop(locked(&self.orphans).remove(&name)),
-                Ok(false) => soon = true,
-                Err(problem) => tracing::warn!(name, problem = problem.message, "what is left cannot be removed"),
-            }
-        }
-        soon
+        let names = names.into_iter().filter(|_| is_listed).map(str::to_owned);
+        self.troubles.warn(K::TYPE, About::Left, self.follow.left_behind(names));
     }
 
     /// Of a configuration of which nothing was made.
@@ -417,7 +412,7 @@ impl<G: Gateway, K: Configurations> Converge<'_, G, K> {
                 return Err(Stop::Waits(true));
             }
         }
-        self.begin(item, &made).await;
+        self.begin(item, &made).await.map_err(stop("apply"))?;
         let repaired = made.applied.is_some();
         let applied = self.apply(item, &made.rendered).await;
         locked(&self.made).insert(item.name.clone(), made.clone());
@@ -675,21 +670,46 @@ impl<G: Gateway, K: Configurations> Converge<'_, G, K> {
         }
         let views = self.views.of(&K::owner(&item.name));
         let key = |view: &View| (view.kind, view.name.clone());
-        let counts = |view: &&Arc<View>| !view.deleting || generations.contains_key(&key(view));
+        let left = self.left(&item.name);
+        let is_own = |view: &View| !left.contains(&left::name(view.kind, &view.namespace, &view.name));
+        let counts = |view: &&Arc<View>| is_own(view) && (!view.deleting || generations.contains_key(&key(view)));
         let here: HashMap<_, _> = views.iter().filter(counts).map(|view| (key(view), view.generation)).collect();
         // What is there beside is removed.
         here != *generations
     }
 
-    async fn begin(&self, item: &Item<K>, made: &Made) {
+    async fn begin(&self, item: &Item<K>, made: &Made) -> Result<(), Problem> {
         let is_new = item.status.observed_generation != item.wanted.generation || item.status.state.is_none();
-        if !is_new && item.status.record.own.scope.is_some() {
-            return;
+        let own = &item.status.record.own;
+        if !is_new && own.scope.is_some() {
+            return Ok(());
         }
         let mut status = if is_new { self.progress.begun(item) } else { item.status.clone() };
+        if own.left.is_none() && own.scope.is_none() && own.applied.is_none() {
+            let (place, owner) = (Place { client: self.client }, K::owner(&item.name));
+            let names = left::besides(&place.list(&owner, &left::KINDS).await?, &made.rendered);
+            if let Some(message) = left::told(&names) {
+                let now = self.clock.now();
+                tracing::warn!(object = item.name, message, "a configuration of this name was here before");
+                let reason = left::LINE;
+                let happened =
+                    Happened { phase: Phase::Create, warning: true, reason, message: &message, object: None };
+                status.event(operation(item), &happened, now);
+            }
+            status.record.own.left = Some(names);
+        }
+        if let Some(names) = &mut status.record.own.left {
+            left::keep(names, &made.rendered);
+        }
         status.record.own.namespace = Some(made.rendered.namespace.clone());
         status.record.own.scope = Some(made.rendered.scope.as_str().to_owned());
         self.progress.save(&item.name, &status).await;
+        Ok(())
+    }
+
+    /// What was there before a configuration and is none of its own.
+    fn left(&self, name: &str) -> Vec<String> {
+        self.store.get(name).and_then(|item| item.status.record.own.left).unwrap_or_default()
     }
 
     /// Makes everything; the generations of Flux's objects.
@@ -699,8 +719,9 @@ impl<G: Gateway, K: Configurations> Converge<'_, G, K> {
         place.namespace(&wanted.namespace).await?;
         place.applier(&wanted.namespace, wanted.scope).await?;
         place.secrets(name, &wanted.namespace, &wanted.secrets).await?;
-        let kinds = [FluxKind::Kustomization, FluxKind::GitRepository, FluxKind::Bucket, FluxKind::OciRepository];
-        let there = place.list(name, &kinds).await?;
+        let left = self.left(&item.name);
+        let mut there = place.list(name, &left::KINDS).await?;
+        there.retain(|(kind, object)| !left.contains(&left::name_of(*kind, object)));
         // Before those that take their place are made: a process that ends between the two leaves what it waits for.
         let leaving = handover::leaving(&there, wanted);
         for one in leaving.iter().filter(|one| !one.is_held()) {
@@ -802,6 +823,11 @@ impl<G: Gateway, K: Configurations> Converge<'_, G, K> {
         let failed = status.error_info.as_ref().filter(|_| status.state == Some(ObjectState::Failed));
         if let Some(failed) = failed {
             report.error = Some(failed.message.clone());
+            report.compliance = Compliance::NonCompliant;
+        }
+        let stopped = locked(&self.stopped).1.clone().filter(|_| report.compliance != Compliance::Suspended);
+        if let Some(stopped) = stopped.filter(|_| failed.is_none()) {
+            report.error = Some(stopped);
             report.compliance = Compliance::NonCompliant;
         }
         report.error = report.error.take().or_else(|| K::remark(&item.wanted));
@@ -935,6 +961,22 @@ impl<G: Gateway, K: Configurations> Converge<'_, G, K> {
         false
     }
 
+    /// Takes over what another resource of this name made: what this one does not name of it stays.
+    async fn adopt(&self, item: &Item<K>, adopted: i64) -> bool {
+        let Some(status) = self.store.get(&item.name).map(|now| now.status) else { return false };
+        tracing::info!(object = item.name, "what another configuration of this name made is taken over");
+        locked(&self.made).remove(&item.name);
+        let record = Record {
+            since: status.record.since,
+            adopted: Some(adopted),
+            last_event: status.record.last_event,
+            ..Record::default()
+        };
+        let fresh = Status { events: status.events, record, ..Status::default() };
+        self.progress.save(&item.name, &working(fresh, &item.wanted)).await;
+        true
+    }
+
     /// Takes down what a configuration of this name before it left.
     async fn replace(&self, item: &Item<K>, since: Option<i64>) -> bool {
         let attempt = format!("replace/{}", item.wanted.generation);
@@ -945,7 +987,8 @@ impl<G: Gateway, K: Configurations> Converge<'_, G, K> {
             Ok(false) => true,
             Ok(true) => {
                 let status = self.store.get(&item.name).map(|now| now.status).unwrap_or_default();
-                let record = Record { since, last_event: status.record.last_event, ..Record::default() };
+                let (adopted, last_event) = (item.wanted.origin.adopted, status.record.last_event);
+                let record = Record { since, adopted, last_event, ..Record::default() };
                 let fresh = Status { events: status.events, record, ..Status::default() };
                 self.progress.save(&item.name, &working(fresh, &item.wanted)).await;
                 true
@@ -1008,6 +1051,7 @@ impl<G: Gateway, K: Configurations> Converge<'_, G, K> {
             tracing::info!(object = item.name, "a configuration is taken down");
             self.progress.save(name, &status).await;
         }
+        let names = item.status.record.own.left.clone().unwrap_or_default();
         let steps: [(&[FluxKind], Duration, &str); 2] = [
             (&[FluxKind::Kustomization], PRUNED, "kustomize-controller"),
             (&FluxKind::SOURCES, LET_GO, "source-controller"),
@@ -1022,6 +1066,9 @@ impl<G: Gateway, K: Configurations> Converge<'_, G, K> {
                 // By the apiserver's word: Flux had that long, whatever held this role up.
                 let asked = object.metadata.deletion_timestamp.as_ref().map(|at| SystemTime::from(at.0));
                 match asked.map(|asked| now.duration_since(asked).unwrap_or_default()) {
+                    None if names.contains(&left::name_of(kind, &object)) => {
+                        place.let_stay(kind, &owner, &object).await?;
+                    }
                     None => place.retire(kind, &owner, &object, false).await?,
                     Some(passed) if passed >= bound && Place::is_held(&object) => late.push((kind, object, passed)),
                     Some(_) => {}

@@ -342,6 +342,18 @@ impl Place<'_> {
         Ok(held.and_then(|spec| spec.renew_time).map(|at| SystemTime::from(at.0)))
     }
 
+    /// When a controller of Flux last wrote in its leader election that it runs, or that it ends; nothing where it never did.
+    ///
+    /// # Errors
+    /// When that cannot be known.
+    pub async fn last_renewed(&self, controller: &str) -> Result<Option<SystemTime>, Problem> {
+        let api = Api::<Lease>::namespaced(self.client.clone(), FLUX);
+        let what = format!("it cannot be known whether {controller} runs");
+        let found = api.get_opt(&format!("{controller}-leader-election")).await.map_err(|err| failed(&what, &err))?;
+        let renewed = found.and_then(|lease| lease.spec).and_then(|spec| spec.renew_time);
+        Ok(renewed.map(|at| SystemTime::from(at.0)))
+    }
+
     /// Makes one of Flux's objects.
     ///
     /// # Errors
@@ -413,6 +425,19 @@ impl Place<'_> {
             Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
             Err(err) => Err(failed(&format!("the {} {name} cannot be changed", kind.names().2), &err)),
         }
+    }
+
+    /// Deletes an object of Flux, and has Flux keep what it had applied for it.
+    ///
+    /// # Errors
+    /// When it cannot be deleted.
+    pub async fn let_stay(&self, kind: FluxKind, configuration: &str, object: &DynamicObject) -> Result<(), Problem> {
+        if kind == FluxKind::Kustomization {
+            self.change(kind, object, &json!({ "spec": { "prune": false } })).await?;
+        }
+        let name = object.metadata.name.as_deref().unwrap_or_default();
+        let at = At { resource: kind.resource(), namespace: object.metadata.namespace.as_deref(), name };
+        self.remove(&at, Whose::Of(configuration)).await.map(|_| ())
     }
 
     /// Deletes an object of Flux, which Flux's finalizer may keep for a time. `was_held`: it was suspended since it was read.

@@ -159,7 +159,7 @@ impl Stage {
         let is_flux = objects.iter().all(|object| object.kind == FluxConfigs::TYPE);
         let script = &self.gateway.0;
         let mut pages = if is_flux { &script.pages } else { &script.git_pages }.lock().unwrap();
-        pages.push_back(Objects { position: 1, whole: false, more: false, objects });
+        pages.push_back(Objects { position: 1, identity: None, whole: false, more: false, objects });
     }
 
     /// Runs the role until something holds.
@@ -687,33 +687,124 @@ async fn g11_what_is_suspended_is_pruned_too_when_it_is_removed() {
 }
 
 #[tokio::test]
-async fn g11_what_is_left_of_a_configuration_that_nobody_wants_is_taken_down() {
+async fn g11_what_is_left_of_a_configuration_that_nobody_deleted_goes_on_and_is_told() {
     let stage = Stage::new();
     stage.wants(["web", "kept"].map(|name| object(name, 1, properties("cluster", &["apps"]))).to_vec());
     let done =
         |name: &'static str| move |one: &ObjectStatus| one.id.ends_with(name) && one.state == ObjectState::Succeeded;
     stage.until("applied", || stage.told(done("/web")) && stage.told(done("/kept"))).await;
+    // The cluster is connected again: its custom resources are gone.
     for name in ["web", "kept"] {
         let path = format!("/apis/towline.io/v1alpha1/namespaces/towline/fluxconfigs/{name}");
         stage.map.all().remove(&path);
     }
-    let (web, kept) = (format!("{KUSTOMIZATIONS}/web-apps"), format!("{KUSTOMIZATIONS}/kept-apps"));
-    let began = std::time::Instant::now();
-    stage.until("some time", || began.elapsed() > Duration::from_secs(3)).await;
-    assert!(stage.has(&web) && stage.has(&kept), "it is not known what is wanted");
-    let (began, mut listed) = (std::time::Instant::now(), false);
+    let objects = vec![object("kept", 7, properties("cluster", &["apps"]))];
+    let page = Objects { position: 9, identity: Some("two".to_owned()), whole: true, more: false, objects };
+    stage.gateway.0.pages.lock().unwrap().push_back(page);
+    let warns = |text: &str| stage.fares().is_some_and(|fares| fares.warnings.iter().any(|one| one.contains(text)));
+    let says = "1 flux configurations go on that the gateway does not know";
     stage
-        .until("removed", || {
-            if !listed && began.elapsed() > Duration::from_secs(2) {
-                listed = true;
-                let objects = vec![object("kept", 1, properties("cluster", &["apps"]))];
-                let page = Objects { position: 9, whole: true, more: false, objects };
-                stage.gateway.0.pages.lock().unwrap().push_back(page);
-            }
-            !stage.has(&web) && !stage.has(&format!("{SOURCES}/web"))
-        })
+        .until("told", || warns(says) && warns(": web. ") && stage.config("kept")["status"]["state"] == "Succeeded")
         .await;
-    assert!(stage.has(&kept) && stage.has(BINDING));
+    for path in [format!("{SOURCES}/web"), format!("{KUSTOMIZATIONS}/web-apps"), format!("{KUSTOMIZATIONS}/kept-apps")]
+    {
+        assert!(stage.get(&path)["metadata"]["deletionTimestamp"].is_null() && stage.has(&path), "{path}");
+        assert_eq!(stage.get(&path)["spec"]["suspend"], false);
+    }
+    assert!(stage.has(BINDING));
+    // One of its name takes it over, but for what it does not name.
+    stage.wants(vec![object("web", 8, properties("cluster", &["infra"]))]);
+    stage.until("taken over", || stage.config("web")["status"]["state"] == "Succeeded").await;
+    let left = "Kustomization/team/web-apps";
+    assert_eq!(stage.config("web")["status"]["record"]["left"], json!([left]));
+    assert!(stage.config("web")["status"]["events"].to_string().contains(left));
+    stage.until("no warning", || stage.fares().is_some_and(|fares| fares.warnings.is_empty())).await;
+    assert!(stage.has(&format!("{KUSTOMIZATIONS}/web-apps")) && stage.has(&format!("{KUSTOMIZATIONS}/web-infra")));
+    // What it named goes as ever when it leaves; what it names becomes its own.
+    stage.wants(vec![object("web", 9, properties("cluster", &["apps"]))]);
+    stage.until("its own", || stage.config("web")["status"]["record"]["left"] == json!([])).await;
+    assert_eq!(stage.get(&format!("{KUSTOMIZATIONS}/web-apps"))["spec"]["prune"], true);
+}
+
+#[tokio::test]
+async fn g11_what_a_configuration_took_over_by_its_label_alone_goes_without_what_it_had_applied() {
+    let stage = Stage::new();
+    stage.wants(vec![object("web", 1, properties("cluster", &["apps"]))]);
+    stage.until("applied", || stage.told(|one| one.state == ObjectState::Succeeded)).await;
+    let path = "/apis/towline.io/v1alpha1/namespaces/towline/fluxconfigs/web";
+    stage.map.all().remove(path);
+    stage.wants(vec![object("web", 8, properties("cluster", &["infra"]))]);
+    stage.until("taken over", || stage.config("web")["status"]["state"] == "Succeeded").await;
+    let mut gone = object("web", 9, properties("cluster", &["infra"]));
+    gone.deleting = true;
+    stage.wants(vec![gone]);
+    stage
+        .until("gone", || !stage.has(&format!("{KUSTOMIZATIONS}/web-apps")) && !stage.has(&format!("{SOURCES}/web")))
+        .await;
+    let written = stage.map.written();
+    let of = |name: &str| {
+        let path = format!("{KUSTOMIZATIONS}/{name}");
+        written.iter().any(|(at, body)| *at == path && *body == json!({"spec": {"prune": false}}))
+    };
+    assert_eq!((of("web-apps"), of("web-infra")), (true, false));
+}
+
+#[tokio::test]
+async fn g11_a_configuration_of_another_resource_of_the_cluster_prunes_nothing_of_the_one_before_it() {
+    let stage = Stage::new();
+    let page = |identity: &str, objects: Vec<Object>| {
+        let identity = Some(identity.to_owned());
+        let page = Objects { position: 5, identity, whole: true, more: false, objects };
+        stage.gateway.0.pages.lock().unwrap().push_back(page);
+    };
+    page("one", vec![object("web", 1, properties("cluster", &["apps", "infra"]))]);
+    stage.until("applied", || stage.config("web")["status"]["state"] == "Succeeded").await;
+    // Of the same name, in another namespace and with other kustomizations.
+    let mut spec = properties("cluster", &["infra"]);
+    spec["namespace"] = "other".into();
+    page("two", vec![object("web", 2, spec)]);
+    let made = "/apis/kustomize.toolkit.fluxcd.io/v1/namespaces/other/kustomizations/web-infra";
+    stage.until("applied", || stage.has(made) && stage.config("web")["status"]["record"]["applied"] == 2).await;
+    for path in [format!("{SOURCES}/web"), format!("{KUSTOMIZATIONS}/web-apps"), format!("{KUSTOMIZATIONS}/web-infra")]
+    {
+        assert!(stage.has(&path) && stage.get(&path)["metadata"]["deletionTimestamp"].is_null(), "{path}");
+    }
+    // Nor later.
+    let mut spec = properties("cluster", &["more"]);
+    spec["namespace"] = "other".into();
+    page("two", vec![object("web", 3, spec)]);
+    let more = "/apis/kustomize.toolkit.fluxcd.io/v1/namespaces/other/kustomizations/web-more";
+    stage.until("changed", || stage.has(more) && stage.config("web")["status"]["record"]["applied"] == 3).await;
+    assert!(stage.has(&format!("{KUSTOMIZATIONS}/web-apps")) && stage.has(&format!("{KUSTOMIZATIONS}/web-infra")));
+}
+
+#[tokio::test]
+async fn g6_configuration_whose_controllers_do_not_run_does_not_comply() {
+    let stage = Stage::new();
+    stage.wants(vec![object("web", 1, properties("cluster", &["apps"]))]);
+    stage.until("applied", || stage.told(|one| one.state == ObjectState::Succeeded)).await;
+    stage.pulled("web", "main@sha1:a");
+    stage.applied("web-apps", "main@sha1:a", &[]);
+    stage.until("compliant", || stage.told(|one| compliance(one) == Some("Compliant"))).await;
+    let election = |controller: &str, holder: &str| {
+        let at = format!("{:.6}", Timestamp::try_from(stage.clock.now()).unwrap());
+        let path = format!("/apis/coordination.k8s.io/v1/namespaces/flux-system/leases/{controller}-leader-election");
+        let lease = json!({"metadata": {"name": "l"}, "spec": {"holderIdentity": holder, "renewTime": at}});
+        stage.map.all().insert(path, lease);
+    };
+    // One ends in order, the other one goes on.
+    election("source-controller", "");
+    *stage.clock.0.lock().unwrap() = Duration::from_secs(200);
+    election("kustomize-controller", "pod");
+    let says = |one: &ObjectStatus| {
+        let message = one.details.as_ref().map(|details| details["errorMessage"].to_string()).unwrap_or_default();
+        compliance(one) == Some("Non-Compliant")
+            && message.contains("source-controller does not run, and was seen last at 20")
+            && !message.contains("kustomize-controller")
+    };
+    stage.until("told", || stage.told(says)).await;
+    election("source-controller", "pod");
+    stage.until("compliant again", || stage.last().is_some_and(|one| compliance(&one) == Some("Compliant"))).await;
 }
 
 #[tokio::test]
@@ -1045,8 +1136,8 @@ async fn g10_both_kinds_share_namespaces_and_no_object() {
     };
     stage
         .until("told", || {
-            stage.told(says(flux, "by source control configuration web;"))
-                && stage.told(says(git, "by configuration web;"))
+            stage.told(says(flux, "by the source control configuration web"))
+                && stage.told(says(git, "by the configuration web"))
         })
         .await;
     // One of the two goes, and the other one keeps its rights.

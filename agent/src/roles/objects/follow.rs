@@ -3,7 +3,7 @@
 //! names that the kind cannot have are not taken.
 
 use std::{
-    collections::HashSet,
+    collections::{BTreeSet, HashSet},
     sync::Mutex,
     time::{Duration, Instant, SystemTime},
 };
@@ -17,7 +17,7 @@ use types::{
 use super::{
     Kind,
     gateway::Gateway,
-    state::{Fault, Item, Problem, Wanted},
+    state::{Fault, Item, Origin, Problem, Wanted},
     store::{Store, size},
 };
 use crate::{chain, identity::spell, metrics, tunnel::api::AGAIN};
@@ -35,6 +35,8 @@ const PAUSE: Duration = Duration::from_millis(200);
 /// An answer without news that came sooner than this is from a gateway that does not wait.
 const PATIENT: Duration = Duration::from_secs(20);
 const IMPATIENT: Duration = Duration::from_secs(10);
+/// Names in a message.
+const SHOWN: usize = 10;
 /// How often protected settings that did not come are asked for again.
 const PROTECTED_AGAIN: Duration = Duration::from_secs(15);
 
@@ -52,6 +54,9 @@ pub struct Follow<'a, G, K: Kind> {
     crowded: Mutex<Option<usize>>,
     /// When the gateway began to list all that is wanted, the last time that it came to an end.
     pub listed: Mutex<Option<Instant>>,
+    /// Objects that the gateway did not list, and of which it did not say that they were deleted. They stay as they are:
+    /// another cluster's resource wanted them, or the gateway's database was restored.
+    left: Mutex<BTreeSet<String>>,
     /// Protected settings that are not to be had, by object: the tag and why.
     pub unprotected: Mutex<Vec<(String, String, Problem)>>,
 }
@@ -93,6 +98,7 @@ impl<'a, G: Gateway, K: Kind> Follow<'a, G, K> {
             problem: Mutex::default(),
             crowded: Mutex::default(),
             listed: Mutex::default(),
+            left: Mutex::default(),
             unprotected: Mutex::default(),
         }
     }
@@ -196,7 +202,7 @@ impl<'a, G: Gateway, K: Kind> Follow<'a, G, K> {
                             listing.remove(&name);
                         }
                     }
-                    let written = self.write(&name, object).await;
+                    let written = self.write(&name, object, &page.identity, page.position).await;
                     if let Err(problem) = written {
                         // From the beginning: what is missing is in no later page.
                         *place = Place::default();
@@ -217,10 +223,9 @@ impl<'a, G: Gateway, K: Kind> Follow<'a, G, K> {
             if page.more {
                 place.listing = Some(names);
             } else {
-                for gone in self.store.besides(&names) {
-                    let wanted = Wanted { deleting: true, operation: None, since: None, ..gone.wanted };
-                    self.store.want(&gone.name, wanted).await?;
-                }
+                // That they are absent does not say that somebody deleted them: no object is taken down for that.
+                let absent = self.store.besides(&names).into_iter().filter(|one| !one.wanted.deleting);
+                self.leave(absent.map(|one| one.name).collect());
                 *self.listed.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = place.began;
                 // For whoever waits for the end of a listing.
                 self.store.nudge();
@@ -230,12 +235,71 @@ impl<'a, G: Gateway, K: Kind> Follow<'a, G, K> {
         Ok(())
     }
 
-    async fn write(&self, name: &str, mut object: Object) -> Result<(), String> {
+    fn leave(&self, names: BTreeSet<String>) {
+        let mut left = self.left.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let new: Vec<_> = names.difference(&left).take(SHOWN).collect();
+        if !new.is_empty() {
+            tracing::warn!(
+                objects = ?new,
+                all = names.len(),
+                kind = K::TYPE,
+                "the gateway does not know objects that are here, and nobody deleted them: they stay as they are"
+            );
+        }
+        *left = names;
+    }
+
+    /// What is said of objects that the gateway does not know; nothing where there are none. `others`: names of such that
+    /// have no custom resource.
+    pub fn left_behind(&self, others: impl Iterator<Item = String>) -> Option<String> {
+        let left = self.left.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let all: BTreeSet<_> = left.iter().cloned().chain(others).collect();
+        let names: Vec<_> = all.iter().take(SHOWN).map(String::as_str).collect();
+        let more = if all.len() > names.len() { ", ..." } else { "" };
+        (!names.is_empty()).then(|| {
+            format!(
+                "{} {} go on that the gateway does not know, of a former connection of this cluster or from before its database was restored: {}{more}. Nothing of them is removed; one of the same name takes over what is there, and its deletion removes it",
+                all.len(),
+                K::NOUNS,
+                names.join(", ")
+            )
+        })
+    }
+
+    async fn write(
+        &self,
+        name: &str,
+        mut object: Object,
+        identity: &Option<String>,
+        position: i64,
+    ) -> Result<(), String> {
         let known = self.store.get(name);
-        if object.spec.is_none() && !object.deleting && known.is_none() {
+        let is_gone = object.spec.is_none();
+        if is_gone && !object.deleting && known.is_none() {
             return Ok(());
         }
-        object.deleting |= object.spec.is_none();
+        object.deleting |= is_gone;
+        let is_strange = known.as_ref().is_some_and(|known| self.is_strange(&known.wanted, identity.as_deref()));
+        if let Some(known) = known.as_ref().filter(|known| object.deleting && !known.wanted.deleting) {
+            // Of a resource that is not the one that is here; or there is a newer one of its name, which a restored
+            // database does not know.
+            let is_past = match is_gone {
+                // An older gateway does not say when it was deleted.
+                true => object.generation > 0 && object.generation < known.wanted.origin.position,
+                false => object.generation < known.wanted.generation,
+            };
+            if is_strange || is_past {
+                tracing::warn!(
+                    object = name,
+                    kind = K::TYPE,
+                    "another object of this name was deleted, and the one that is here stays"
+                );
+                if !is_gone {
+                    self.say(status(&object, ObjectState::Deleted));
+                }
+                return Ok(());
+            }
+        }
         let mut bytes = object.spec.as_ref().map_or(0, size);
         if let Some(known) = known.as_ref().filter(|_| object.deleting) {
             // What it was is what is taken down.
@@ -271,14 +335,26 @@ impl<'a, G: Gateway, K: Kind> Follow<'a, G, K> {
                 Ok(())
             }
             None => {
-                let wanted = Wanted::of(object);
+                let mut wanted = Wanted::of(object);
+                wanted.origin = Origin { identity: identity.clone(), position, adopted: None };
                 let wanted = match &known {
-                    Some(known) => wanted.after(&known.wanted),
+                    Some(known) => wanted.after(&known.wanted, is_strange),
                     None => wanted,
                 };
-                self.store.want(name, wanted).await
+                self.store.want(name, wanted).await?;
+                self.left.lock().unwrap_or_else(std::sync::PoisonError::into_inner).remove(name);
+                Ok(())
             }
         }
+    }
+
+    /// Whether what was wanted is not of the resource of the cluster that wants something now.
+    fn is_strange(&self, known: &Wanted, identity: Option<&str>) -> bool {
+        let is_other = known.origin.identity.as_deref().zip(identity).is_some_and(|(one, other)| one != other);
+        let prefix = format!("{}/providers/", self.cluster.as_str());
+        let is_here = known.id.is_empty()
+            || known.id.get(..prefix.len()).is_some_and(|begin| begin.eq_ignore_ascii_case(&prefix));
+        is_other || !is_here
     }
 
     fn refuse(&self, object: &Object, code: &str, message: String) {

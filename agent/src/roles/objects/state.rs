@@ -52,6 +52,21 @@ pub struct Wanted {
     pub since: Option<i64>,
     /// The object's spec from the gateway, without protected settings; an empty object if there is no spec.
     pub properties: Value,
+    /// Who wants it.
+    #[serde(skip)]
+    pub origin: Origin,
+}
+
+/// Who wants an object: annotations of the custom resource. They tell what somebody deleted from what is merely not known
+/// at a gateway, because it is another one, or its database was restored.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Origin {
+    /// The object id of the identity of the cluster's resource; none of a gateway that does not say.
+    pub identity: Option<String>,
+    /// The gateway's position when this generation came. What was deleted there before is another one of its name.
+    pub position: i64,
+    /// The generation with which another cluster's resource, or a restored database, took the object over.
+    pub adopted: Option<i64>,
 }
 
 impl Wanted {
@@ -66,19 +81,32 @@ impl Wanted {
             protected: object.protected,
             since: None,
             properties: object.spec.unwrap_or_else(|| Value::Object(serde_json::Map::new())),
+            origin: Origin::default(),
         }
     }
 
     /// As the gateway says, where this was wanted before. What was being taken down is not changed into something
-    /// else: an object of another generation is another one of the same name.
+    /// else: an object of another generation is another one of the same name. What another resource of the cluster wanted
+    /// (`is_strange`), or is wanted as it was before, in a database that was restored, is taken over as it is.
     #[must_use]
-    pub fn after(self, before: &Self) -> Self {
-        let since = match () {
+    pub fn after(mut self, before: &Self, is_strange: bool) -> Self {
+        self.since = match () {
             () if self.deleting => None,
             () if before.deleting && before.generation != self.generation => Some(self.generation),
             () => before.since,
         };
-        Self { since, ..self }
+        let is_older = !self.deleting && self.generation < before.generation;
+        self.origin.adopted = match before.deleting {
+            false if is_strange || is_older => Some(self.generation),
+            _ => before.origin.adopted,
+        };
+        if !is_strange && self.generation == before.generation {
+            self.origin.position = before.origin.position;
+        }
+        if self.origin.identity.is_none() {
+            self.origin.identity.clone_from(&before.origin.identity);
+        }
+        self
     }
 
     /// Whether the same is wanted, in whatever generation.
@@ -102,6 +130,8 @@ pub struct Record<K: Kind> {
     pub held_up_since: Option<String>,
     /// [`Wanted::since`] of the object that the rest is about: what was before it is taken down.
     pub since: Option<i64>,
+    /// [`Origin::adopted`] of the object that the rest is about: what was before it is left alone.
+    pub adopted: Option<i64>,
     /// The number of the last event.
     pub last_event: u64,
     /// What this kind needs beside.
@@ -248,15 +278,18 @@ pub struct Happened<'a> {
     pub object: Option<&'a str>,
 }
 
-/// A text of at most so many characters, without control characters but for line ends; the end is kept, where the
-/// reason is.
+/// A text of at most so many characters, without control characters but for line ends. Of a longer one both ends are kept:
+/// the beginning says what it is about, and the end why.
 pub fn bounded(text: &str, chars: usize) -> String {
     let plain = |c: char| if c.is_control() && c != '\n' { ' ' } else { c };
     let count = text.chars().count();
     if count <= chars {
         return text.chars().map(plain).collect();
     }
-    std::iter::once('…').chain(text.chars().skip(count - chars + 1).map(plain)).collect()
+    let first = chars.saturating_sub(1) / 3;
+    let last = chars.saturating_sub(first + 1);
+    let (begin, end) = (text.chars().take(first), text.chars().skip(count - last));
+    begin.chain(std::iter::once('…')).chain(end).map(plain).collect()
 }
 
 impl<K: Kind> Status<K> {
@@ -427,16 +460,21 @@ mod tests {
     #[test]
     fn object_after_one_that_is_taken_down_is_another_one() {
         let of = |generation, deleting| Wanted { generation, deleting, ..Wanted::default() };
-        assert_eq!(of(2, false).after(&of(1, false)).since, None);
-        assert_eq!(of(1, false).after(&of(1, true)).since, None, "it is wanted again");
-        let another = of(7, false).after(&of(1, true));
-        assert_eq!((another.since, of(8, false).after(&another).since), (Some(7), Some(7)));
+        assert_eq!(of(2, false).after(&of(1, false), false).since, None);
+        assert_eq!(of(1, false).after(&of(1, true), false).since, None, "it is wanted again");
+        let another = of(7, false).after(&of(1, true), false);
+        assert_eq!((another.since, of(8, false).after(&another, false).since), (Some(7), Some(7)));
         assert!(of(9, false).is_same_wish(&of(7, false)) && !of(9, false).is_same_wish(&another));
     }
 
     #[test]
     fn long_text_keeps_its_end() {
         assert_eq!(bounded("abc\u{7}d", 9), "abc d");
-        assert_eq!(bounded("0123456789", 4), "…789");
+        assert_eq!(bounded("0123456789", 4), "0…89");
+        assert_eq!((bounded("0123456789", 1), bounded("0123456789", 2)), ("…".to_owned(), "…9".to_owned()));
+        let long = format!("Kustomization web: Job/shop/j is invalid: {}: field is immutable", "x".repeat(5000));
+        let kept = bounded(&long, 2000);
+        assert_eq!(kept.chars().count(), 2000);
+        assert!(kept.starts_with("Kustomization web: Job/shop/j") && kept.ends_with(": field is immutable"), "{kept}");
     }
 }

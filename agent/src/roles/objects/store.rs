@@ -25,7 +25,7 @@ use tokio::sync::{Notify, watch};
 
 use super::{
     Kind,
-    state::{Acknowledged, Fault, Item, Problem, Status, Wanted},
+    state::{Acknowledged, Fault, Item, Origin, Problem, Status, Wanted},
 };
 use crate::chain;
 
@@ -37,6 +37,10 @@ const CONFLICTS: usize = 5;
 pub(crate) const CONTENT: &str = "content.json";
 /// Names the protected settings that a Secret holds.
 const TAG: &str = "towline.io/protected";
+/// On custom resources: who wants them ([`Origin`]).
+const IDENTITY: &str = "towline.io/cluster-identity";
+const POSITION: &str = "towline.io/gateway-position";
+const ADOPTED: &str = "towline.io/adopted";
 /// On Secrets of protected settings.
 const PART: &str = "towline.io/part";
 
@@ -102,11 +106,36 @@ fn patch<K: Kind>() -> PatchParams {
     PatchParams { field_manager: Some(K::MANAGER.to_owned()), ..PatchParams::default() }
 }
 
+/// Who wants an object, as annotations have it: the definition may be older than this program.
+fn noted(meta: &ObjectMeta) -> Origin {
+    let text = |key: &str| meta.annotations.as_ref().and_then(|all| all.get(key)).filter(|text| !text.is_empty());
+    let number = |key: &str| text(key).and_then(|text| text.parse().ok());
+    Origin {
+        identity: text(IDENTITY).cloned(),
+        position: number(POSITION).unwrap_or_default(),
+        adopted: number(ADOPTED),
+    }
+}
+
+fn note(origin: &Origin, meta: &mut ObjectMeta) {
+    let adopted = origin.adopted.map(|generation| generation.to_string());
+    let position = Some(origin.position.to_string());
+    let all = [(IDENTITY, origin.identity.clone()), (POSITION, position), (ADOPTED, adopted)];
+    let annotations = meta.annotations.get_or_insert_default();
+    for (key, value) in all {
+        match value {
+            Some(value) => drop(annotations.insert(key.to_owned(), value)),
+            None => drop(annotations.remove(key)),
+        }
+    }
+}
+
 fn read<K: Kind>(object: DynamicObject) -> Option<Item<K>> {
     let part = |name: &str| object.data.get(name).cloned().unwrap_or(Value::Null);
     let status = part("status");
     let told = serde_json::from_value(status["told"].clone()).unwrap_or_default();
     let wanted: Wanted = serde_json::from_value(part("spec")).unwrap_or_default();
+    let wanted = Wanted { origin: noted(&object.metadata), ..wanted };
     Some(Item {
         bytes: size(&wanted.properties),
         name: object.metadata.name?,
@@ -264,10 +293,12 @@ impl<K: Kind> Store<K> {
                 // As a whole: a patch would keep settings that are no more.
                 Some(mut object) => {
                     object.data["spec"] = spec.clone();
+                    note(&wanted.origin, &mut object.metadata);
                     api.replace(name, &post::<K>(), &object).await
                 }
                 None => {
-                    let object = DynamicObject::new(name, &self.kind).data(json!({ "spec": spec }));
+                    let mut object = DynamicObject::new(name, &self.kind).data(json!({ "spec": spec }));
+                    note(&wanted.origin, &mut object.metadata);
                     api.create(&post::<K>(), &object).await
                 }
             };
@@ -441,7 +472,7 @@ impl<K: Kind> Store<K> {
         api.patch(&name, &applied, &Patch::Apply(&secret)).await.map(|_| ()).map_err(|err| wrong(&what, &err))
     }
 
-    /// Those of `names` that are not known any more are not wanted: the gateway told all that is.
+    /// All that are not among `names`.
     pub fn besides(&self, names: &HashSet<String>) -> Vec<Item<K>> {
         locked(&self.all).values().filter(|one| !names.contains(&one.name)).cloned().collect()
     }

@@ -661,6 +661,36 @@ async fn e10_what_is_below_a_cluster_goes_with_it() {
     assert_eq!(site.call("owner", "GET", &extension("c", "web"), None).await.status, 404);
 }
 
+/// That something is on no page says nothing of it: who begins is told what was deleted while it was away.
+#[tokio::test]
+async fn e10_who_begins_is_told_of_deletions_that_are_not_of_a_former_cluster() {
+    let site = bench().await;
+    let force = format!("{}&forceDelete=true", extension("c", "web"));
+    let gone = |page: &Objects| -> Vec<(String, i64)> {
+        let gone = page.objects.iter().filter(|one| one.spec.is_none());
+        gone.map(|one| (one.id.rsplit('/').next().unwrap().to_owned(), one.generation)).collect()
+    };
+    site.call("owner", "PUT", &extension("c", "web"), Some(web())).await;
+    assert!(gone(&objects(&site, "c", None).await).is_empty());
+    assert!(site.call("owner", "DELETE", &force, None).await.status < 300);
+    let whole = objects(&site, "c", None).await;
+    let told = gone(&whole);
+    assert!(told.len() == 1 && told[0].0 == "web" && (1..=whole.position).contains(&told[0].1), "{told:?}");
+    assert!(gone(&objects(&site, "d", None).await).is_empty());
+    // What is there again is not gone.
+    site.call("owner", "PUT", &extension("c", "web"), Some(web())).await;
+    let whole = objects(&site, "c", None).await;
+    assert_eq!((gone(&whole), whole.objects.len()), (Vec::new(), 1));
+    // What went with its cluster is of no agent of the one that has its name now, from wherever it asks.
+    let before = whole.position;
+    let deleted = site.call("owner", "DELETE", &cluster("g", "c"), None).await;
+    site.ended("owner", &operation_id(&deleted)).await;
+    site.cluster("g", "c").await;
+    for after in [None, Some(before)] {
+        assert!(objects(&site, "c", after).await.objects.is_empty(), "{after:?}");
+    }
+}
+
 #[tokio::test]
 async fn e1_pages_of_what_is_wanted_are_bounded_and_complete() {
     let site = bench().await;

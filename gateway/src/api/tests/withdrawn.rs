@@ -93,12 +93,12 @@ fn cluster_at(name: &str) -> String {
     format!("{}/providers/{CLUSTERS}/{name}?{VERSION}", scope())
 }
 
-/// Who was owner made another assignment, and was owner again, with a body whose last byte came after the right was gone.
+/// Who was owner made another owner, or themselves one again, with a body whose last byte came after the right was gone.
 #[tokio::test]
 async fn a_right_that_goes_while_the_body_comes_is_gone() {
     let site = Bench::new().await;
     site.group("g").await;
-    let again = site.assignment("eve", OWNER).await;
+    let again = site.assignment("bob", OWNER).await;
     for (method, path, body) in [
         ("PUT", assignment_at(&scope()), again),
         ("PUT", cluster_at("new"), new_cluster()),

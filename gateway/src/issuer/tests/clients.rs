@@ -149,10 +149,7 @@ async fn what_was_signed_in_with_must_still_hold() {
     // Of a token of before, which does not say, the account alone counts.
     assert!(f.issuer.is_in_force(&ci.made.object_id, None));
 
-    let password = async |password: &str| {
-        let form = format!("grant_type=password&username=ann&password={password}&audience=c");
-        send(&f.issuer, Method::POST, "/token", &form).await.1
-    };
+    let password = async |password: &str| token(&f.issuer, "ann", password, "").await.1;
     let token = password("secret").await;
     let (ann, before) = (claims(&token)["sub"].as_str().unwrap().to_owned(), with(&token));
     assert!(holds(&ann, &before));
