@@ -422,6 +422,7 @@ impl<G: Gateway> FluxconfigAgent<G> {
             apart: Default::default(),
             orphans: Default::default(),
             stopped: Default::default(),
+            renewed: Default::default(),
         };
         let report = Report { gateway: &self.gateway, store, follow: &follow, parts: ledger };
         let follow: BoxFuture<'_, ()> = Box::pin(follow.run());

@@ -105,6 +105,9 @@ pub struct Converge<'a, G, K: Configurations> {
     pub orphans: Mutex<BTreeSet<String>>,
     /// Controllers of Flux that do not run, as what is said of them, and when that was looked up.
     pub stopped: Mutex<(Option<Instant>, Option<String>)>,
+    /// What each controller wrote last, and since when that is known here: clocks of nodes differ, and what is from before
+    /// this process, or from before Flux was installed again, says nothing.
+    pub renewed: Mutex<HashMap<&'static str, (SystemTime, SystemTime)>>,
 }
 
 /// What was made of a configuration.
@@ -292,9 +295,16 @@ impl<G: Gateway, K: Configurations> Converge<'_, G, K> {
         let (now, place) = (self.clock.now(), Place { client: self.client });
         let mut stopped = Vec::new();
         for controller in CONTROLLERS {
-            if let Ok(Some(at)) = place.last_renewed(controller).await
-                && now.duration_since(at).unwrap_or_default() >= STOPPED
-            {
+            let Ok(Some(at)) = place.last_renewed(controller).await else { continue };
+            let since = {
+                let mut renewed = locked(&self.renewed);
+                let known = renewed.entry(controller).or_insert((at, now));
+                if known.0 != at {
+                    *known = (at, now);
+                }
+                known.1
+            };
+            if now.duration_since(since).unwrap_or_default() >= STOPPED {
                 stopped.push(format!("{controller} does not run, and was seen last at {}", spell(at)));
             }
         }
@@ -438,6 +448,7 @@ impl<G: Gateway, K: Configurations> Converge<'_, G, K> {
         let properties = K::properties(&item.wanted).map_err(|problem| ("properties", problem))?;
         pins::judge(self.settings, &properties, self.store.namespace()).map_err(|problem| ("pins", problem))?;
         self.only_scope(item, &properties).map_err(|problem| ("scope", problem))?;
+        self.only_scope_of_strangers(&properties).await.map_err(|problem| ("scope", problem))?;
         if properties.scope() == Ok(Scope::Namespace) {
             self.is_apart(properties.namespace()).await.map_err(|problem| ("controllers", problem))?;
         }
@@ -459,7 +470,9 @@ impl<G: Gateway, K: Configurations> Converge<'_, G, K> {
             pins::judge_place(self.settings, scope, &namespace, self.store.namespace())?;
         }
         let views = self.views.of(&K::owner(&item.name));
-        let mut sources = views.iter().filter(|view| !view.deleting).filter_map(|view| view.from.as_ref());
+        // What is suspended already runs no more: what is left of one before would else suspend this one each time.
+        let runs = |view: &&Arc<View>| !view.deleting && !view.suspended;
+        let mut sources = views.iter().filter(runs).filter_map(|view| view.from.as_ref());
         sources.try_for_each(|from| pins::judge_source(self.settings, || Ok(from.clone())))
     }
 
@@ -493,6 +506,26 @@ impl<G: Gateway, K: Configurations> Converge<'_, G, K> {
             }
         }
         Ok(())
+    }
+
+    /// What is left of configurations without a custom resource is applied by the same service account, and keeps the
+    /// rights that it had.
+    async fn only_scope_of_strangers(&self, properties: &Properties) -> Result<(), Problem> {
+        let (scope, namespace) = (properties.scope()?, properties.namespace());
+        let Some(others) = (self.others)() else { return Ok(()) };
+        let known: BTreeSet<_> = Placed::all(self.store).into_iter().chain(others).map(|one| one.owner).collect();
+        let Some(owner) = self.views.owners_in(namespace).into_iter().find(|one| !known.contains(one)) else {
+            return Ok(());
+        };
+        if !(Place { client: self.client }).has_other_scope(namespace, scope).await? {
+            return Ok(());
+        }
+        let message = format!(
+            "what is left of the {} in the namespace {namespace} has another scope, and would share the service account of one of scope {}: choose another namespace, or delete its Kustomizations with kubectl",
+            called(&owner),
+            scope.as_str()
+        );
+        Err(Problem::passes("ScopeConflict", message))
     }
 
     /// Where the controllers of Flux run, an administrator of the namespace has their rights. The gateway chooses where
@@ -681,7 +714,9 @@ impl<G: Gateway, K: Configurations> Converge<'_, G, K> {
     async fn begin(&self, item: &Item<K>, made: &Made) -> Result<(), Problem> {
         let is_new = item.status.observed_generation != item.wanted.generation || item.status.state.is_none();
         let own = &item.status.record.own;
-        if !is_new && own.scope.is_some() {
+        // It may have waited in this generation before, as for protected settings.
+        let takes = own.left.iter().flatten().any(|name| left::is_wanted(name, &made.rendered));
+        if !is_new && own.scope.is_some() && !takes {
             return Ok(());
         }
         let mut status = if is_new { self.progress.begun(item) } else { item.status.clone() };
@@ -710,6 +745,13 @@ impl<G: Gateway, K: Configurations> Converge<'_, G, K> {
     /// What was there before a configuration and is none of its own.
     fn left(&self, name: &str) -> Vec<String> {
         self.store.get(name).and_then(|item| item.status.record.own.left).unwrap_or_default()
+    }
+
+    /// What Flux says of what a configuration made itself.
+    fn own_views(&self, name: &str) -> Vec<Arc<View>> {
+        let (left, mut views) = (self.left(name), self.views.of(&K::owner(name)));
+        views.retain(|view| !left.contains(&left::name(view.kind, &view.namespace, &view.name)));
+        views
     }
 
     /// Makes everything; the generations of Flux's objects.
@@ -819,7 +861,7 @@ impl<G: Gateway, K: Configurations> Converge<'_, G, K> {
             self.progress.save(name, &status).await;
             return waits;
         }
-        let mut report = self.report(&K::owner(name), made, shared);
+        let mut report = self.report(name, made, shared);
         let failed = status.error_info.as_ref().filter(|_| status.state == Some(ObjectState::Failed));
         if let Some(failed) = failed {
             report.error = Some(failed.message.clone());
@@ -884,7 +926,7 @@ impl<G: Gateway, K: Configurations> Converge<'_, G, K> {
 
     /// The source and the kustomizations of a configuration, with what holds of them.
     fn judged(&self, name: &str) -> (Option<Judged>, Vec<Judged>) {
-        let (views, now) = (self.views.of(name), Instant::now());
+        let (views, now) = (self.own_views(name), Instant::now());
         let mut memory = locked(&self.memory);
         let is_source = |view: &&Arc<View>| FluxKind::SOURCES.contains(&view.kind) && !view.deleting;
         let source = views.iter().find(is_source).map(|view| memory.judge(view, None, now));
@@ -897,7 +939,7 @@ impl<G: Gateway, K: Configurations> Converge<'_, G, K> {
 
     /// Says which kustomizations left and stay for now; of what was never made here nothing is known.
     fn tell_leaving(&self, status: &mut Status<K>, item: &Item<K>, made: &Made, now: SystemTime) {
-        let views = self.views.of(&K::owner(&item.name));
+        let views = self.own_views(&item.name);
         let leaving: Vec<_> = views.iter().filter_map(|view| made.leaves(view)).collect();
         let Some(message) = handover::told(&leaving) else {
             status.statuses.retain(|line| line.code != handover::LINE);
@@ -1082,8 +1124,11 @@ impl<G: Gateway, K: Configurations> Converge<'_, G, K> {
         // Where the record was lost, what is wanted says where it was.
         let usable =
             |namespace: &String| pins::judge_namespace(namespace, Scope::Cluster, self.store.namespace()).is_ok();
-        let wanted = wanted_in(item).map(|(namespace, _)| namespace).filter(usable);
-        let namespaces: BTreeSet<_> = item.status.record.own.namespace.clone().into_iter().chain(wanted).collect();
+        let wanted = wanted_in(item).map(|(namespace, _)| namespace).filter(&usable);
+        // Secrets and rights of what was there before go with it: their objects are gone by now.
+        let before = names.iter().filter_map(|name| name.split('/').nth(1)).map(str::to_owned).filter(&usable);
+        let own = item.status.record.own.namespace.clone();
+        let namespaces: BTreeSet<_> = own.into_iter().chain(wanted).chain(before).collect();
         let others = (self.others)().unwrap_or_default();
         for namespace in &namespaces {
             place.secrets(&owner, namespace, &Default::default()).await?;

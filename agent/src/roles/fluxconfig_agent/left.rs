@@ -28,7 +28,7 @@ pub fn name_of(kind: FluxKind, object: &DynamicObject) -> String {
 }
 
 /// Whether a configuration names it.
-fn is_wanted(name: &str, wanted: &Rendered) -> bool {
+pub fn is_wanted(name: &str, wanted: &Rendered) -> bool {
     let mut all = std::iter::once(&wanted.source).chain(wanted.kustomizations.values());
     let text = |value: &serde_json::Value| value.as_str().unwrap_or_default().to_owned();
     all.any(|one| format!("{}/{}/{}", text(&one["kind"]), wanted.namespace, text(&one["metadata"]["name"])) == name)

@@ -227,6 +227,22 @@ impl Place<'_> {
         self.apply(&at, whose, &made).await.map(|_| ())
     }
 
+    /// Whether the service account that applies has the rights of the other scope.
+    ///
+    /// # Errors
+    /// When that cannot be known.
+    pub async fn has_other_scope(&self, namespace: &str, scope: Scope) -> Result<bool, Problem> {
+        let wide = cluster_binding(namespace);
+        let at = match scope {
+            Scope::Cluster => role_binding(namespace),
+            Scope::Namespace => cluster_role_binding(&wide),
+        };
+        let what = format!("the rights of {APPLIER} in {namespace} cannot be read");
+        let found = self.api(&at.resource, at.namespace).get_metadata_opt(at.name).await;
+        let found = found.map_err(|err| failed(&what, &err))?;
+        Ok(found.is_some_and(|found| Whose::Shared.judge(&found.metadata).is_ok()))
+    }
+
     /// Removes the service account that applies, and its rights.
     ///
     /// # Errors

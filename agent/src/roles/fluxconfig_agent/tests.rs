@@ -792,17 +792,24 @@ async fn g6_configuration_whose_controllers_do_not_run_does_not_comply() {
         let lease = json!({"metadata": {"name": "l"}, "spec": {"holderIdentity": holder, "renewTime": at}});
         stage.map.all().insert(path, lease);
     };
-    // One ends in order, the other one goes on.
+    // One ends in order, the other one goes on: what is written is compared with itself, and no clock with another one.
     election("source-controller", "");
-    *stage.clock.0.lock().unwrap() = Duration::from_secs(200);
-    election("kustomize-controller", "pod");
+    let goes_on = || {
+        *stage.clock.0.lock().unwrap() += Duration::from_secs(200);
+        election("kustomize-controller", "pod");
+    };
     let says = |one: &ObjectStatus| {
         let message = one.details.as_ref().map(|details| details["errorMessage"].to_string()).unwrap_or_default();
         compliance(one) == Some("Non-Compliant")
             && message.contains("source-controller does not run, and was seen last at 20")
             && !message.contains("kustomize-controller")
     };
-    stage.until("told", || stage.told(says)).await;
+    stage
+        .until("told", || {
+            goes_on();
+            stage.told(says)
+        })
+        .await;
     election("source-controller", "pod");
     stage.until("compliant again", || stage.last().is_some_and(|one| compliance(&one) == Some("Compliant"))).await;
 }

@@ -3,7 +3,7 @@
 //! names that the kind cannot have are not taken.
 
 use std::{
-    collections::{BTreeSet, HashSet},
+    collections::{BTreeMap, BTreeSet, HashSet},
     sync::Mutex,
     time::{Duration, Instant, SystemTime},
 };
@@ -67,6 +67,8 @@ struct Place {
     position: Option<i64>,
     /// Names of a listing of all that is wanted, which has not ended.
     listing: Option<HashSet<String>>,
+    /// Deleted by the pages of that listing, and on none of its later ones: what was made again is not taken down first.
+    gone: BTreeMap<String, (Object, Option<String>, i64)>,
     began: Option<Instant>,
     counted: usize,
 }
@@ -181,6 +183,7 @@ impl<'a, G: Gateway, K: Kind> Follow<'a, G, K> {
         let mut listing = if page.whole {
             // From the beginning, also in the middle of another listing.
             (place.counted, place.began) = (0, Some(Instant::now()));
+            place.gone.clear();
             self.store.tell_anew().await?;
             Some(HashSet::new())
         } else {
@@ -197,9 +200,12 @@ impl<'a, G: Gateway, K: Kind> Follow<'a, G, K> {
                     if let Some(listing) = &mut listing {
                         if object.spec.is_some() {
                             listing.insert(name.clone());
+                            place.gone.remove(&name);
                         } else {
-                            // Removed while it was listed.
+                            // Removed before or while it was listed.
                             listing.remove(&name);
+                            place.gone.insert(name, (object, page.identity.clone(), page.position));
+                            continue;
                         }
                     }
                     let written = self.write(&name, object, &page.identity, page.position).await;
@@ -223,6 +229,12 @@ impl<'a, G: Gateway, K: Kind> Follow<'a, G, K> {
             if page.more {
                 place.listing = Some(names);
             } else {
+                for (name, (object, identity, position)) in std::mem::take(&mut place.gone) {
+                    if let Err(problem) = self.write(&name, object, &identity, position).await {
+                        *place = Place::default();
+                        return Err(problem);
+                    }
+                }
                 // That they are absent does not say that somebody deleted them: no object is taken down for that.
                 let absent = self.store.besides(&names).into_iter().filter(|one| !one.wanted.deleting);
                 self.leave(absent.map(|one| one.name).collect());

@@ -100,7 +100,11 @@ impl Wanted {
             false if is_strange || is_older => Some(self.generation),
             _ => before.origin.adopted,
         };
-        if !is_strange && self.generation == before.generation {
+        // None: of an agent that did not note it. A later one: of a database that was restored since.
+        if !is_strange
+            && self.generation == before.generation
+            && (1..=self.origin.position).contains(&before.origin.position)
+        {
             self.origin.position = before.origin.position;
         }
         if self.origin.identity.is_none() {
