@@ -262,8 +262,12 @@ impl Drop for Record {
             duration_ms = u64::try_from(known.took.as_millis()).unwrap_or(u64::MAX),
             "request ended"
         );
-        if !known.is_nobodys() {
+        if known.is_named() {
             return self.log.write(Entry::Record(known), &self.metrics);
+        }
+        // What anybody can ask for takes no place that is kept for who is known.
+        if !known.is_nobodys() {
+            return self.log.write_nobodys(Entry::Record(known), &self.metrics);
         }
         let Some(unrecorded) = self.log.sampled.place(known.user_address.ip(), Instant::now()) else {
             return self.metrics.audit_unrecorded.increment(1);

@@ -146,6 +146,8 @@ pub struct Control {
     pub catalogue: Option<Arc<Catalogue>>,
     /// Whoever writes roles or assignments, or takes an owner away, one at a time.
     pub rights: tokio::sync::Mutex<()>,
+    /// Whoever does an action that is judged by what others did, one at a time.
+    pub alone: tokio::sync::Mutex<()>,
     trust: OnceLock<Arc<Trust>>,
     metrics: OnceLock<Arc<Metrics>>,
     replicas: OnceLock<Arc<Replicas>>,
@@ -191,6 +193,7 @@ impl Control {
             throttle: Throttle::default(),
             followers: Followers::since(now_ms),
             rights: tokio::sync::Mutex::default(),
+            alone: tokio::sync::Mutex::default(),
             trust: OnceLock::new(),
             metrics: OnceLock::new(),
             replicas: OnceLock::new(),

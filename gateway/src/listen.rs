@@ -379,7 +379,7 @@ pub fn into_stream(upgraded: Upgraded) -> Option<(Box<TlsStream<TcpStream>>, Byt
 
 async fn serve_h2(core: Arc<Core>, stream: TlsStream<TcpStream>, connection: Arc<Connection>) -> io::Result<()> {
     let unread = Unread::default();
-    let (io, cork) = cork(Frames::new(stream, connection.standing.part(flood::CANCELLED)));
+    let (io, cork) = cork(Frames::new(stream, flood::bound(connection.standing.part(flood::CANCELLED))));
     let turns = cork.turns();
     let service = {
         let (core, connection) = (Arc::clone(&core), Arc::clone(&connection));

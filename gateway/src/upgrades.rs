@@ -144,10 +144,15 @@ async fn planned(control: &Control) -> Result<Planned, String> {
             None => break,
         }
     }
+    let others = control.replicas().map(|replicas| replicas.others());
+    let others: Vec<String> = others.iter().flat_map(|all| all.iter().map(|one| one.version.clone())).collect();
     let (index, settings, so_far) = (control.catalogue(), control.settings.upgrades.clone(), said.clone());
     // All clusters of all tenants in one piece.
     let planning = aside(move || {
-        let offered = index.as_ref().and_then(|index| index.types.iter().find(|kind| kind.name == TYPE)).map(served);
+        let offered = index
+            .as_ref()
+            .and_then(|index| index.types.iter().find(|kind| kind.name == TYPE))
+            .map(|kind| served(kind, &others));
         let offer = match (&index, &offered) {
             (None, _) => Offer::Unknown,
             (Some(_), None) => Offer::Nothing,
@@ -163,11 +168,15 @@ async fn planned(control: &Control) -> Result<Planned, String> {
     Ok((plan, all, said))
 }
 
-/// Of the catalogue's versions those that this gateway serves. A newer one waits for an upgrade of the gateway, and is
-/// noted for nobody before that.
-fn served(kind: &ExtensionType) -> ExtensionType {
+/// Of the catalogue's versions those that this gateway serves, and all other replicas (their versions). A newer one waits
+/// for an upgrade of them all, and is noted for nobody before that: its agents may come to any of them.
+fn served(kind: &ExtensionType, others: &[String]) -> ExtensionType {
     let mut kind = kind.clone();
-    kind.versions.retain(|release| skew::judge(&release.version.number().to_string()).refused().is_none());
+    kind.versions.retain(|release| {
+        let version = release.version.number().to_string();
+        let mut all = std::iter::once(skew::OWN).chain(others.iter().map(String::as_str));
+        all.all(|gateway| skew::between(&version, gateway).refused().is_none())
+    });
     kind
 }
 

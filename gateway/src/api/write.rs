@@ -272,6 +272,10 @@ async fn change(call: &Call<'_>, target: Target<'_>, change: Change) -> Result<R
         let old = resources::get(call.control, id).await?;
         preconditions(call, old.as_ref())?;
         let old = old.as_ref();
+        // One that was there when the body was still to come may be gone.
+        if old.is_none() && matches!(change, Change::Replace(_)) {
+            kind.check_name(id.name())?;
+        }
         stays(call, id, old).await?;
         unmanaged(call, old, change.mark()).await?;
         // A resource keeps the name that it was created with.
@@ -914,6 +918,15 @@ async fn turn_of<'a>(call: &Call<'a>, kind: &dyn Kind) -> Result<Option<RightsTu
     }
 }
 
+/// Waits until nobody else here does what is done by one at a time. Others' changes of rights do not wait for that.
+async fn alone<'a>(call: &Call<'a>) -> Result<MutexGuard<'a, ()>, ApiError> {
+    let turn = tokio::time::timeout(RIGHTS_WITHIN, call.control.alone.lock()).await;
+    turn.map_err(|_| {
+        let message = "Others do the same; try again shortly.";
+        ApiError::of(StatusCode::TOO_MANY_REQUESTS, "TooManyRequests", message).with(header::RETRY_AFTER, "1")
+    })
+}
+
 /// Waits for the turn, and knows then what those before have done.
 pub async fn rights_turn<'a>(call: &Call<'a>) -> Result<RightsTurn<'a>, ApiError> {
     let Ok(here) = tokio::time::timeout(RIGHTS_WITHIN, call.control.rights.lock()).await else {
@@ -989,7 +1002,7 @@ where
     call.authorize(kind.permission(action).unwrap_or(&usual), id)?;
     let body = body::read_or_nothing(call, body).await?;
     read::in_subscription(call, id)?;
-    let _turn = if kind.acts_alone(action) { Some(rights_turn(call).await?) } else { None };
+    let _turn = if kind.acts_alone(action) { Some(alone(call).await?) } else { None };
     let resource = resources::get(call.control, id).await?.ok_or_else(|| ApiError::resource_not_found(id))?;
     call.may_still().await?;
     let acting = Acting {

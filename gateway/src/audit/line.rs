@@ -141,7 +141,8 @@ impl Known {
 
     /// Whether it was refused, or went away, before anybody knew whose it is.
     pub(super) fn is_nobodys(&self) -> bool {
-        !self.is_named() && (!(200..400).contains(&self.status) || self.stage == Stage::Authenticate)
+        // 101 is an agent's tunnel in a WebSocket.
+        !self.is_named() && (!(100..400).contains(&self.status) || self.stage == Stage::Authenticate)
     }
 
     /// The cluster that it is, or the one that the address names.

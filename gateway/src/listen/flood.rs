@@ -33,6 +33,9 @@ const SETTINGS_COST: u32 = 10;
 /// Requests that a client may take back before they are answered, at once: all that it may have open (CVE-2023-44487).
 /// The library bounds those alone that nobody has begun to serve.
 pub const CANCELLED: u32 = 4096;
+/// And at least so many, whatever others at the same address did: a client may take back what was answered long ago, as
+/// many watches at once.
+const CANCELLED_LEAST: u32 = 1024;
 /// One more may be taken back in this time; each answer pays for one too.
 const CANCELLED_REFILL: Duration = Duration::from_millis(20);
 
@@ -213,6 +216,11 @@ impl<T: AsyncWrite + Unpin> Frames<T> {
             let _ = Pin::new(&mut self.io).poll_flush(cx);
         }
     }
+}
+
+/// How many requests a client may take back, where its address would have this part of [`CANCELLED`].
+pub fn bound(part: u32) -> u32 {
+    part.max(CANCELLED_LEAST)
 }
 
 /// Of a kind that nothing else on the way gives: the HTTP library keeps an error's kind and text, and nothing more.

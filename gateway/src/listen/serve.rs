@@ -76,6 +76,8 @@ pub async fn serve(
         },
     };
     match custody.kept() {
+        // What this gateway cannot answer is no fault of who asks.
+        Some(record) if record.is_nobodys() && response.status().is_server_error() => {}
         Some(record) if record.is_nobodys() => connection.standing.refused(),
         Some(record) if !record.is_named() => {}
         _ => connection.standing.prove(),

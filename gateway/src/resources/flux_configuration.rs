@@ -336,7 +336,14 @@ impl Kind for FluxConfigurations {
             if let Some(said) = properties(writing.said) {
                 rules::take_places(own, said, old);
             }
-            rules::credentials(own, before(writing.old, old), &mut faults);
+            // A source that is written again as it is was judged when it was written: else nothing else could be changed.
+            let is_as_before = old.is_some_and(|old| {
+                let mut names = std::iter::once("sourceKind").chain(SOURCES.iter().map(|(_, name)| *name));
+                !own.contains_key(PROTECTED) && names.all(|name| old.get(name) == own.get(name))
+            });
+            if !is_as_before {
+                rules::credentials(own, before(writing.old, old), &mut faults);
+            }
             rules::through_gateway(own, old, &writing.control.snapshot().egress, &mut faults);
             rules::kustomizations(writing.id.name(), own, &mut faults);
             faults.truncate(FAULTS);

@@ -104,7 +104,7 @@ async fn a_right_that_goes_while_the_body_comes_is_gone() {
         ("PUT", cluster_at("new"), new_cluster()),
         ("PATCH", cluster_at("c"), json!({"tags": {"a": "b"}})),
         ("DELETE", cluster_at("c"), json!({})),
-        ("DELETE", format!("{}?{VERSION}", scope()), json!({})),
+        ("DELETE", format!("{}?api-version=2024-03-01", scope()), json!({})),
         (
             "POST",
             format!("{}/providers/{CLUSTERS}/c/listClusterUserCredential?{VERSION}", scope()),
