@@ -107,7 +107,22 @@ pub struct Converge<'a, G, K: Configurations> {
     pub stopped: Mutex<(Option<Instant>, Option<String>)>,
     /// What each controller wrote last, and since when that is known here: clocks of nodes differ, and what is from before
     /// this process, or from before Flux was installed again, says nothing.
-    pub renewed: Mutex<HashMap<&'static str, (SystemTime, SystemTime)>>,
+    pub renewed: Mutex<Renewals>,
+}
+
+/// Of each controller the instant that it wrote last, and since when that is known here.
+#[derive(Default)]
+pub struct Renewals(HashMap<&'static str, (SystemTime, SystemTime)>);
+
+impl Renewals {
+    /// Whether a controller that wrote `at` has written nothing else for so long that it does not run.
+    pub fn is_stopped(&mut self, controller: &'static str, at: SystemTime, now: SystemTime) -> bool {
+        let known = self.0.entry(controller).or_insert((at, now));
+        if known.0 != at {
+            *known = (at, now);
+        }
+        now.duration_since(known.1).unwrap_or_default() >= STOPPED
+    }
 }
 
 /// What was made of a configuration.
@@ -296,15 +311,7 @@ impl<G: Gateway, K: Configurations> Converge<'_, G, K> {
         let mut stopped = Vec::new();
         for controller in CONTROLLERS {
             let Ok(Some(at)) = place.last_renewed(controller).await else { continue };
-            let since = {
-                let mut renewed = locked(&self.renewed);
-                let known = renewed.entry(controller).or_insert((at, now));
-                if known.0 != at {
-                    *known = (at, now);
-                }
-                known.1
-            };
-            if now.duration_since(since).unwrap_or_default() >= STOPPED {
+            if locked(&self.renewed).is_stopped(controller, at, now) {
                 stopped.push(format!("{controller} does not run, and was seen last at {}", spell(at)));
             }
         }
