@@ -6,7 +6,7 @@
 //! Every text that comes from outside is cut to [`TEXT_BYTES`].
 
 mod line;
-mod sampled;
+pub mod sampled;
 mod writer;
 
 use std::{

@@ -5,18 +5,13 @@
 use std::{
     net::SocketAddr,
     sync::{Arc, Mutex, PoisonError},
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use crate::{
-    audit::AuditLog,
+    audit::{AuditLog, sampled::Window},
     metrics::{Metrics, labels::Cause},
 };
-
-/// Records in one [`WINDOW`]; the next one says how many there were beyond.
-pub const RECORDS: u32 = 20;
-/// The length of time that [`RECORDS`] counts in.
-const WINDOW: Duration = Duration::from_secs(1);
 
 /// Counts refused connections, and writes audit records of them at a bounded rate.
 pub struct Refusals {
@@ -25,16 +20,10 @@ pub struct Refusals {
     window: Mutex<Window>,
 }
 
-struct Window {
-    since: Instant,
-    records: u32,
-    unrecorded: u64,
-}
-
 impl Refusals {
     /// Writes to this audit log and these metrics.
     pub fn new(audit: Arc<AuditLog>, metrics: Arc<Metrics>) -> Self {
-        let window = Mutex::new(Window { since: Instant::now(), records: 0, unrecorded: 0 });
+        let window = Mutex::new(Window::new(Instant::now()));
         Self { audit, metrics, window }
     }
 
@@ -48,16 +37,7 @@ impl Refusals {
 
     /// A place for one more record, with how many had none before it.
     fn place(&self, now: Instant) -> Option<u64> {
-        let mut window = self.window.lock().unwrap_or_else(PoisonError::into_inner);
-        if now.saturating_duration_since(window.since) >= WINDOW {
-            (window.since, window.records) = (now, 0);
-        }
-        if window.records == RECORDS {
-            window.unrecorded += 1;
-            return None;
-        }
-        window.records += 1;
-        Some(std::mem::take(&mut window.unrecorded))
+        self.window.lock().unwrap_or_else(PoisonError::into_inner).place(now)
     }
 }
 
@@ -66,6 +46,7 @@ mod tests {
     use std::io;
 
     use super::*;
+    use crate::audit::sampled::{RECORDS, WINDOW};
 
     #[test]
     fn records_are_bounded_and_say_what_is_missing() {

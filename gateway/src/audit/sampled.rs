@@ -9,20 +9,41 @@ use std::{
 
 use daemon::shares::{Shared, network};
 
-/// Records of one network in one [`WINDOW`].
-const RECORDS: u32 = 20;
+/// Records in one [`WINDOW`]; the next one says how many there were beyond.
+pub const RECORDS: u32 = 20;
 /// The length of time that [`RECORDS`] counts in.
-const WINDOW: Duration = Duration::from_secs(1);
+pub const WINDOW: Duration = Duration::from_secs(1);
 /// Networks that are counted. One that is forgotten begins anew.
 const NETWORKS: usize = 4096;
 
 /// Counts them. The lock is taken for what is refused, and for nothing else.
 pub(super) struct Sampled(Mutex<Shared<IpAddr, Window>>);
 
-struct Window {
+/// Places for records in a [`WINDOW`] after the other.
+pub struct Window {
     since: Instant,
     records: u32,
     unrecorded: u64,
+}
+
+impl Window {
+    /// The first one begins now.
+    pub fn new(now: Instant) -> Self {
+        Self { since: now, records: 0, unrecorded: 0 }
+    }
+
+    /// A place for one more record, with how many had none before it.
+    pub fn place(&mut self, now: Instant) -> Option<u64> {
+        if now.saturating_duration_since(self.since) >= WINDOW {
+            (self.since, self.records) = (now, 0);
+        }
+        if self.records == RECORDS {
+            self.unrecorded += 1;
+            return None;
+        }
+        self.records += 1;
+        Some(std::mem::take(&mut self.unrecorded))
+    }
 }
 
 impl Default for Sampled {
@@ -37,18 +58,9 @@ impl Sampled {
         let network = network(peer);
         let mut windows = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if windows.get(&network).is_none() {
-            windows.insert(network, network, Window { since: now, records: 0, unrecorded: 0 });
+            windows.insert(network, network, Window::new(now));
         }
-        let window = windows.get_mut(&network)?;
-        if now.saturating_duration_since(window.since) >= WINDOW {
-            (window.since, window.records) = (now, 0);
-        }
-        if window.records == RECORDS {
-            window.unrecorded += 1;
-            return None;
-        }
-        window.records += 1;
-        Some(std::mem::take(&mut window.unrecorded))
+        windows.get_mut(&network)?.place(now)
     }
 }
 

@@ -361,7 +361,7 @@ async fn answers_that_a_client_never_takes_are_bounded() {
 /// What the library refuses by frame left no trace anywhere.
 #[tokio::test]
 async fn connections_that_the_library_ends_are_counted_and_recorded_at_a_bounded_rate() {
-    use gateway::admission::refused::RECORDS;
+    use gateway::audit::sampled::RECORDS;
     let world = World::new().await;
     // DATA on stream 0 is a connection error (RFC 9113 section 6.1).
     let faulty = [PREFACE, b"\0\0\x01\0\0\0\0\0\0x"].concat();
