@@ -117,7 +117,7 @@ impl Entry {
 pub struct Named {
     /// The name of its [`Entry`], or [`Role::other_name`].
     pub name: &'static str,
-    /// The role.
+    /// What the entry built.
     pub role: Arc<dyn Role>,
 }
 

@@ -141,7 +141,7 @@ pub struct Connector {
     way: watch::Sender<(u64, Arc<Way>)>,
     via: Option<Via>,
     /// The last attempt failed by [`Via::address`], so that the name is looked up this time: a Service that was made anew
-    /// has another address, and the environment of this process has that of before for ever.
+    /// has another address, and the environment of this process keeps the former one.
     by_name: AtomicBool,
     shown: Shown,
     /// The configured ones; those of the identity come to them.

@@ -33,7 +33,7 @@ pub struct Judged {
     since: OnceLock<Basis>,
     /// What the caller was allowed, as it was asked.
     allowed: Mutex<Vec<(String, ResourceId)>>,
-    /// The token of who asks; none of what the gateway does itself.
+    /// The caller's token; none where the gateway itself acts, as for a fleet assignment.
     credential: Option<Credential>,
 }
 
@@ -57,9 +57,7 @@ impl Judged {
 impl Call<'_> {
     /// Goes on only if the caller still is who they were and may all that they were allowed, now that the body has come.
     pub async fn body_arrived(&self) -> Result<(), ApiError> {
-        let basis = self.basis_of_now();
-        self.still_signed_in(&basis.snapshot).await?;
-        self.still_allowed(&basis)?;
+        let basis = self.judge_again().await?;
         // A second body is none: what is known of the first stays.
         let _ = self.judged.since.set(basis);
         Ok(())
@@ -67,13 +65,14 @@ impl Call<'_> {
 
     /// The same just before something is kept, after what the kind asked and others took their turns for.
     pub async fn may_still(&self) -> Result<(), ApiError> {
-        let basis = self.basis_of_now();
-        self.still_signed_in(&basis.snapshot).await?;
-        self.still_allowed(&basis)
+        self.judge_again().await.map(drop)
     }
 
-    fn basis_of_now(&self) -> Basis {
-        Basis { snapshot: self.control.snapshot(), now_ms: self.control.now_ms() }
+    async fn judge_again(&self) -> Result<Basis, ApiError> {
+        let basis = Basis { snapshot: self.control.snapshot(), now_ms: self.control.now_ms() };
+        self.still_signed_in(&basis.snapshot).await?;
+        self.still_allowed(&basis)?;
+        Ok(basis)
     }
 
     async fn still_signed_in(&self, now: &Arc<Snapshot>) -> Result<(), ApiError> {
@@ -89,8 +88,8 @@ impl Call<'_> {
     }
 
     fn still_allowed(&self, now: &Basis) -> Result<(), ApiError> {
-        let allowed = self.judged.allowed.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let lost = allowed.into_iter().find(|(action, id)| !self.may_by(now, action, &id.into()));
-        lost.map_or(Ok(()), |(action, id)| Err(self.forbidden(&action, id.as_str())))
+        let allowed = self.judged.allowed.lock().unwrap_or_else(PoisonError::into_inner);
+        let lost = allowed.iter().find(|(action, id)| !self.may_by(now, action, &id.into()));
+        lost.map_or(Ok(()), |(action, id)| Err(self.forbidden(action, id.as_str())))
     }
 }
