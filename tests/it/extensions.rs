@@ -35,7 +35,11 @@ pub fn tests() -> Vec<Trial> {
         installs("extensions::e1_chart_is_installed_upgraded_repaired_and_removed", Needs::Pods, life),
         installs("extensions::e9_failure_names_its_cause_and_what_to_do", Needs::Pods, failures),
         installs("extensions::e9_e12_causes_outside_of_the_chart_are_told", Needs::Pods, causes),
-        installs("extensions::e1_killed_agent_leaves_no_release_pending", Needs::Pods, killed),
+        installs(
+            "extensions::e1_killed_agent_leaves_no_release_pending",
+            Needs::Pods,
+            endings::killed_while_helm_waits,
+        ),
         installs("extensions::e1_charts_that_others_wrote_come_and_go", Needs::Pods, others::published),
         installs("extensions::x5_charts_and_images_come_from_a_registry", Needs::Pods, registries::own_registry),
         installs("extensions::e1_killed_at_any_moment_it_ends_as_asked", Needs::Pods, endings::killed_at_any_moment),
@@ -563,48 +567,6 @@ fn causes() -> anyhow::Result<()> {
     ])?;
     site.await_state("ending", "Succeeded")?;
     site.delete("ending")?;
-    site.nothing_left()
-}
-
-fn killed() -> anyhow::Result<()> {
-    let catalogue = Catalogue::new("extensions-killed-catalogue")?;
-    catalogue.add(&web("1.0.0", &WEB[..4]), &[])?;
-    catalogue.sign()?;
-    let site = Site::start("extensions-killed", catalogue)?;
-    let states = || {
-        site.admin.ok(&[
-            "get",
-            "secrets",
-            "-A",
-            "-l",
-            "owner=helm",
-            "-o",
-            "jsonpath={.items[*].metadata.labels.status}",
-        ])
-    };
-    let kill_while_pending = || -> anyhow::Result<()> {
-        eventually("helm works", Duration::from_secs(60), || Ok(states()?.contains("pending")))?;
-        site.stack.agent.lock().unwrap().kill();
-        let again = site.stack.another_agent()?;
-        *site.stack.agent.lock().unwrap() = again;
-        Ok(())
-    };
-    // A first installation, cut off.
-    site.put("web", &json!({"extensionType": "example.web", "configurationSettings": {"greeting": "one"}}))?;
-    kill_while_pending()?;
-    site.await_state("web", "Succeeded")?;
-    ensure!(states()? == "deployed", "{}", states()?);
-    // An upgrade, cut off.
-    site.put("web", &json!({"extensionType": "example.web", "configurationSettings": {"greeting": "two", "image": "registry.invalid/x:1"}}))?;
-    kill_while_pending()?;
-    site.put("web", &json!({"extensionType": "example.web", "configurationSettings": {"greeting": "three"}}))?;
-    site.await_state("web", "Succeeded")?;
-    ensure!(site.field("web", "configmap/web-settings", "{.data.greeting}")? == "three");
-    let mut pending = std::process::Command::new(cluster().get("CLUSTER_HELM"));
-    pending.args(["list", "-A", "--pending", "-q"]).env("KUBECONFIG", cluster().admin_kubeconfig());
-    let pending = run(&mut pending, Duration::from_secs(60))?.ok()?;
-    ensure!(pending.trim().is_empty(), "{pending}");
-    site.delete("web")?;
     site.nothing_left()
 }
 
