@@ -358,10 +358,24 @@ struct Counts {
 /// How long a client tries again what was answered 503, or not at all.
 const PATIENCE: Duration = Duration::from_secs(2);
 
+/// How often one of a load's threads asks.
+#[derive(Clone, Copy)]
+enum Pace {
+    /// Most of the time it pauses, so that the machine keeps up whatever it is.
+    AsItCan,
+    /// Once in this time.
+    Every(Duration),
+}
+
 /// GETs by way of what is in front, one after the other, until told. What may be tried again is tried again for a
 /// while, as clients do.
 fn load(replicas: &Replicas, site: &Site, token: &str, stop: &AtomicBool, counts: &Counts) {
+    load_at(Pace::AsItCan, replicas, site, token, stop, counts);
+}
+
+fn load_at(pace: Pace, replicas: &Replicas, site: &Site, token: &str, stop: &AtomicBool, counts: &Counts) {
     let front = replicas.front.address.to_string();
+    let mut due = Instant::now();
     while !stop.load(Ordering::Relaxed) {
         let start = Instant::now();
         let good = eventually("an answer", PATIENCE, || {
@@ -381,7 +395,14 @@ fn load(replicas: &Replicas, site: &Site, token: &str, stop: &AtomicBool, counts
         count.fetch_add(1, Ordering::Relaxed);
         let took = usize::try_from(start.elapsed().as_millis()).unwrap_or(usize::MAX);
         counts.slowest_ms.fetch_max(took, Ordering::Relaxed);
-        pause_after(start);
+        match pace {
+            Pace::AsItCan => pause_after(start),
+            // A rate is kept by the clock: a slow answer delays no later question but those that were due meanwhile.
+            Pace::Every(pause) => {
+                due = (due + pause).max(Instant::now());
+                std::thread::park_timeout(due - Instant::now());
+            }
+        }
     }
 }
 
@@ -484,7 +505,7 @@ fn known_everywhere(replicas: &Replicas, site: &Site, token: &str) -> anyhow::Re
 
 /// Each of three is restarted in order, and the first again, under a load and with 50 watches and 20 execs open: no request is refused,
 /// or broken off, not even so that its client may try it again. A watch that ends is opened again at once; an exec lasts
-/// until its replica's grace is over.
+/// until its replica's grace is over. In the long run the load is 200 requests a second, each on a new connection.
 fn rolling() -> anyhow::Result<()> {
     const WATCHES: usize = 50;
     const EXECS: usize = 20;
@@ -541,9 +562,11 @@ fn rolling() -> anyhow::Result<()> {
             pause_after(start);
         }
     };
+    let (loads, pace) = if full() { (20, Pace::Every(Duration::from_millis(100))) } else { (4, Pace::AsItCan) };
+    let begun = Instant::now();
     std::thread::scope(|scope| {
-        for _ in 0..4 {
-            scope.spawn(|| load(&replicas, &site, &token, &stop, &counts));
+        for _ in 0..loads {
+            scope.spawn(|| load_at(pace, &replicas, &site, &token, &stop, &counts));
         }
         (0..WATCHES).for_each(|_| drop(scope.spawn(watch)));
         (0..EXECS).for_each(|_| drop(scope.spawn(exec)));
@@ -563,8 +586,9 @@ fn rolling() -> anyhow::Result<()> {
     eprintln!("   {:#?}", told(&counts));
     let (opened, words) = (of(&execs.0), of(&execs.1));
     let watched = of(&watches);
+    let rate = good as f64 / begun.elapsed().as_secs_f64();
     eprintln!(
-        "   {good} answered, {failed} failed, {watched} watches, {opened} execs with {words} words, the slowest after {slowest} ms"
+        "   {good} answered, {rate:.0} a second, {failed} failed, {watched} watches, {opened} execs with {words} words, the slowest after {slowest} ms"
     );
     let refused = refused.into_inner().unwrap();
     let said = told(&counts);
