@@ -360,7 +360,7 @@ pub(super) async fn single<T>(
     read: impl FnOnce(&AnyRow) -> Result<T, StoreError>,
 ) -> Result<Option<T>, StoreError> {
     let Some(row) = row else { return Ok(None) };
-    here(length(row) > AT_ONCE_BYTES, || read(row)).await.map(Some)
+    here(length(row) > AT_ONCE_BYTES, || read(row)).await?.map(Some)
 }
 
 /// Reads rows, a few at a time, as [`single`]: a body has up to 256 KiB, and a page a thousand of them.
@@ -372,7 +372,7 @@ pub(super) async fn each<T>(
     for turn in rows.chunks(ROWS_A_TURN) {
         let is_long = turn.iter().map(length).sum::<usize>() > AT_ONCE_BYTES;
         let read = || turn.iter().map(&read).collect::<Result<Vec<T>, StoreError>>();
-        all.extend(here(is_long, read).await?);
+        all.extend(here(is_long, read).await??);
         tokio::task::yield_now().await;
     }
     Ok(all)
