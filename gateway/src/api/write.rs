@@ -18,6 +18,7 @@ use crate::{
     bodies,
     control::{
         objects::{PROTECTED_FOR_MS, mark_deleting},
+        quotas::Room,
         work::{converge, take_down},
     },
     directory::Decides,
@@ -286,7 +287,8 @@ async fn change(call: &Call<'_>, target: Target<'_>, change: Change) -> Result<R
             let old = old.ok_or_else(|| ApiError::resource_not_found(id))?;
             return turns(is_long, Box::pin(unchanged(call, target, old))).await?;
         };
-        let Prepared { batch, mut stored, operation } = prepared;
+        // The room is held until the write is known here.
+        let Prepared { batch, mut stored, operation, room: _room } = prepared;
         call.may_still().await?;
         match call.control.write_in_turn(&batch, turn).await? {
             Ok(revision) => {
@@ -317,6 +319,8 @@ struct Prepared {
     stored: Stored,
     /// The operation that it begins.
     operation: Option<Operation>,
+    /// What it takes of the quotas of its group and subscription.
+    room: Room,
 }
 
 /// All that is done for a write before it is kept: checks of the kind, what this service fills in, and sealing. None: it
@@ -373,7 +377,8 @@ async fn prepare(
         owner_stays(call, kind, old, Some(&body))?;
     }
     let (batch, stored, operation) = batch_of(call, target, old, body, beside, change)?;
-    Ok(Some(Prepared { batch, stored, operation }))
+    let room = call.control.quotas.take(&batch)?;
+    Ok(Some(Prepared { batch, stored, operation, room }))
 }
 
 /// Refuses a PATCH that names something else for what no PATCH changes.

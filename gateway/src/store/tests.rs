@@ -13,6 +13,7 @@ async fn every_question_has_an_index() {
         [resources::COUNT, resources::COUNT_CHILDREN, changes::DELETED, changes::NTH_DELETED, changes::PUT_SIZES]
             .into_iter();
     let others = others.chain([
+        resources::SIZES,
         changes::CHILD_SIZES,
         changes::CHILDREN_DELETED,
         changes::CHILDREN_GONE,
