@@ -139,7 +139,7 @@ impl Call {
             read(&self.body)
         } else {
             let body = self.body.clone();
-            aside(move || read(&body)).await.map_err(ApiError::internal)?
+            aside(move || read(&body)).await?
         };
         message.ok_or_else(|| {
             let message = "The body is not the message that belongs here; see the agent's version.";

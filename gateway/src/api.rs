@@ -55,7 +55,7 @@ use crate::{
     admission::unproven::Place,
     answers::{self, Body},
     api_error::ApiError,
-    aside::aside,
+    aside::{self, aside},
     audit::Record,
     control::{Control, confirming},
     hop::Hops,
@@ -421,50 +421,61 @@ where
         sessions,
         hops,
     };
-    let result = match (&route, reads) {
-        (Route::Resource(id), true) => read::resource(&call, id).await,
-        (Route::Resource(id), false) => match call.method {
-            Method::PUT => write::put(&call, id, body).await,
-            Method::PATCH => write::patch(&call, id, body).await,
-            Method::DELETE => {
-                body::discard(&call, body).await?;
-                write::delete(&call, id).await
-            }
-            _ => Err(ApiError::method_not_allowed("a resource has GET, HEAD, PUT, PATCH and DELETE")
-                .with(header::ALLOW, "GET, HEAD, PUT, PATCH, DELETE")),
-        },
-        (Route::Graph(question), true) => graph::answer(&call, *question, &serde_json::Map::new()),
-        (Route::Graph(question), false) => {
-            // A body takes a place and time: of who may ask nothing none is read.
-            graph::authorize(&call, *question)?;
-            graph::answer(&call, *question, &body::read(&call, body).await?)
-        }
-        (Route::ServicePrincipals(question), _) => service_principals::serve(&call, question, body).await,
-        (Route::Sessions(id), _) => {
-            body::discard(&call, body).await?;
-            sessions::serve(&call, id.as_deref()).await
-        }
-        (Route::Action(id, action), _) => write::act(&call, id, action, body).await,
-        (Route::Register { subscription, namespace, registered }, _) => {
-            body::discard(&call, body).await?;
-            fixed::register(&call, subscription, namespace, *registered).await
-        }
-        (_, false) => Err(only_read()),
-        (Route::Collection { scope, kind }, true) => read::list(&call, scope.as_ref(), kind).await,
-        (Route::Events(scope), true) => events::serve(&call, scope).await,
-        (Route::ExtensionTypes(question), true) => extension_types::serve(&call, question).await,
-        (Route::Everything(scope), true) => read::everything(&call, scope).await,
-        (Route::OperationStatus(subscription, id), true) => operations::status(&call, subscription, id).await,
-        (Route::OperationOf(resource, id), true) => operations::status_of(&call, resource, id).await,
-        (Route::OperationResult(subscription, id), true) => operations::result(&call, subscription, id).await,
-        (route, true) => fixed::serve(&call, route).await,
-    };
-    let result = result.and_then(|response| control.unread.hold(&body::party(&call), response, reads));
+    let party = body::party(&call);
+    // Boxed, as above.
+    let result = Box::pin(aside::by(&party, routed(&call, &route, reads, body))).await;
+    let result = result.and_then(|response| control.unread.hold(&party, response, reads));
     match &result {
         Err(error) if error.status == StatusCode::FORBIDDEN => record.decision(false, Some("no_role")),
         _ => record.decision(true, None),
     }
     result
+}
+
+/// What is asked, by its route.
+async fn routed<B>(call: &Call<'_>, route: &Route, reads: bool, body: B) -> Result<Response<Body>, ApiError>
+where
+    B: http_body::Body<Data = Bytes>,
+    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
+    match (route, reads) {
+        (Route::Resource(id), true) => read::resource(call, id).await,
+        (Route::Resource(id), false) => match call.method {
+            Method::PUT => write::put(call, id, body).await,
+            Method::PATCH => write::patch(call, id, body).await,
+            Method::DELETE => {
+                body::discard(call, body).await?;
+                write::delete(call, id).await
+            }
+            _ => Err(ApiError::method_not_allowed("a resource has GET, HEAD, PUT, PATCH and DELETE")
+                .with(header::ALLOW, "GET, HEAD, PUT, PATCH, DELETE")),
+        },
+        (Route::Graph(question), true) => graph::answer(call, *question, &serde_json::Map::new()),
+        (Route::Graph(question), false) => {
+            // A body takes a place and time: of who may ask nothing none is read.
+            graph::authorize(call, *question)?;
+            graph::answer(call, *question, &body::read(call, body).await?)
+        }
+        (Route::ServicePrincipals(question), _) => service_principals::serve(call, question, body).await,
+        (Route::Sessions(id), _) => {
+            body::discard(call, body).await?;
+            sessions::serve(call, id.as_deref()).await
+        }
+        (Route::Action(id, action), _) => write::act(call, id, action, body).await,
+        (Route::Register { subscription, namespace, registered }, _) => {
+            body::discard(call, body).await?;
+            fixed::register(call, subscription, namespace, *registered).await
+        }
+        (_, false) => Err(only_read()),
+        (Route::Collection { scope, kind }, true) => read::list(call, scope.as_ref(), kind).await,
+        (Route::Events(scope), true) => events::serve(call, scope).await,
+        (Route::ExtensionTypes(question), true) => extension_types::serve(call, question).await,
+        (Route::Everything(scope), true) => read::everything(call, scope).await,
+        (Route::OperationStatus(subscription, id), true) => operations::status(call, subscription, id).await,
+        (Route::OperationOf(resource, id), true) => operations::status_of(call, resource, id).await,
+        (Route::OperationResult(subscription, id), true) => operations::result(call, subscription, id).await,
+        (route, true) => fixed::serve(call, route).await,
+    }
 }
 
 fn only_read() -> ApiError {
@@ -514,7 +525,7 @@ pub async fn long_json(status: StatusCode, value: Value) -> Result<Response<Body
 async fn json_aside(
     document: impl FnOnce() -> Result<Value, ApiError> + Send + 'static,
 ) -> Result<Response<Body>, ApiError> {
-    let written = aside(move || document().map(|value| value.to_string())).await.map_err(ApiError::internal)??;
+    let written = aside(move || document().map(|value| value.to_string())).await??;
     Ok(answers::written(written).map(Body::Full))
 }
 

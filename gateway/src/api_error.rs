@@ -7,6 +7,7 @@ use types::api::{ErrorBody, ErrorDetail, InvalidId, ResourceId};
 
 use crate::{
     answers::{self, Body},
+    aside::{AsideError, GaveWay},
     store::StoreError,
 };
 
@@ -155,11 +156,44 @@ impl From<InvalidId> for ApiError {
     }
 }
 
+impl From<GaveWay> for ApiError {
+    fn from(_: GaveWay) -> Self {
+        let message = "As many long requests wait as may, most of them yours or your clusters', and this one gave way; send fewer at once, and this one again.";
+        Self::of(StatusCode::TOO_MANY_REQUESTS, "TooManyRequests", message).with(header::RETRY_AFTER, "1")
+    }
+}
+
+impl From<AsideError> for ApiError {
+    fn from(error: AsideError) -> Self {
+        match error {
+            AsideError::GaveWay(gave_way) => gave_way.into(),
+            AsideError::Failed(error) => Self::internal(error),
+        }
+    }
+}
+
 impl From<StoreError> for ApiError {
     fn from(error: StoreError) -> Self {
+        if let StoreError::GaveWay(gave_way) = error {
+            return gave_way.into();
+        }
         if error.is_unavailable() {
             return Self::store_unavailable(daemon::chain(&error));
         }
         Self::internal(daemon::chain(&error))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn work_that_gave_way_may_be_asked_for_again() {
+        let of_store = ApiError::from(StoreError::from(GaveWay));
+        for refused in [ApiError::from(GaveWay), ApiError::from(AsideError::from(GaveWay)), of_store] {
+            assert_eq!((refused.status.as_u16(), refused.detail.code.as_str()), (429, "TooManyRequests"));
+            assert_eq!(refused.header, Some((header::RETRY_AFTER, HeaderValue::from_static("1"))));
+        }
     }
 }

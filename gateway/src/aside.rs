@@ -1,41 +1,56 @@
 //! Work whose size callers choose and that may take longer than a request may hold up a thread of the runtime: a few
-//! pieces at once, on threads of their own. The rest waits in line; who waits is bounded where it came from (bodies of
-//! one caller, exchanges of one cluster). Documents of agents have a line of their own: a withdrawn right must arrive
-//! in its time, however many bodies users send.
+//! pieces at once, on threads of their own. The rest waits, and those who wait take turns ([`by`]): whoever asks a
+//! thousand times lets others have theirs after the next piece. How many wait is bounded; of more, the oldest piece gives
+//! way of whoever has most. Documents of agents have a line of their own: a withdrawn right must arrive in its time,
+//! however many bodies users send.
 
 use std::{
     cell::Cell,
     future::poll_fn,
     pin::pin,
+    sync::{Arc, LazyLock},
     task::Poll::{Pending, Ready},
 };
 
+use daemon::shares::{Queue, Turn};
 use tokio::{
     runtime::{Handle, RuntimeFlavor},
-    sync::Semaphore,
+    sync::{Semaphore, SemaphorePermit},
     task::{JoinError, block_in_place},
 };
 
 /// Pieces of users' work at once. Requests of all others keep the other processors, and their turns on these.
 const AT_ONCE: usize = 2;
+/// Pieces that wait for that: more than there are places of bodies, which most of them come from.
+const WAITING: usize = 1024;
 /// Documents at once.
 const DOCUMENTS_AT_ONCE: usize = 1;
+/// Questions for documents that wait. Where a role changes, every cluster below its scope asks at the same moment.
+const DOCUMENTS_WAITING: usize = 16 * 1024;
 /// Pieces at once of work that borrows from its request ([`here`], [`turns`]).
 const IN_PLACE_AT_ONCE: usize = 2;
+/// Pieces that wait for that. Each holds what was read of a body, up to 4 MiB.
+const IN_PLACE_WAITING: usize = 128;
 /// The same of who follows the store ([`following`]): there is one in a process.
 const FOLLOWERS_AT_ONCE: usize = 1;
 
-static USERS: Semaphore = Semaphore::const_new(AT_ONCE);
-static DOCUMENTS: Semaphore = Semaphore::const_new(DOCUMENTS_AT_ONCE);
+/// Whose work it is: a caller, the resource group of a cluster, a network. The gateway's own has no name.
+type Party = Arc<str>;
+type Places = LazyLock<Queue<Party>>;
+
+static USERS: Places = LazyLock::new(|| Queue::new(AT_ONCE, WAITING));
+static DOCUMENTS: Places = LazyLock::new(|| Queue::new(DOCUMENTS_AT_ONCE, DOCUMENTS_WAITING));
 /// Its places are held for a turn only, never while something is waited for. So what waits for one of the other places
 /// within a turn waits for nothing that waits for a turn.
-static IN_PLACE: Semaphore = Semaphore::const_new(IN_PLACE_AT_ONCE);
+static IN_PLACE: Places = LazyLock::new(|| Queue::new(IN_PLACE_AT_ONCE, IN_PLACE_WAITING));
 /// As [`IN_PLACE`].
 static FOLLOWERS: Semaphore = Semaphore::const_new(FOLLOWERS_AT_ONCE);
 
 tokio::task_local! {
     /// Whether what runs here follows the store, and takes its places and no user's.
     static FOLLOWING: ();
+    /// Whose turns are taken.
+    static PARTY: Party;
 }
 
 thread_local! {
@@ -43,12 +58,37 @@ thread_local! {
     static IN_A_TURN: Cell<bool> = const { Cell::new(false) };
 }
 
+/// A piece of work that was not begun: more pieces wait than may, and most of them are of the same party.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("too much long work waits, and most of it is of one party")]
+pub struct GaveWay;
+
+/// Why a piece of work has no result.
+#[derive(Debug, thiserror::Error)]
+pub enum AsideError {
+    /// It was not begun.
+    #[error(transparent)]
+    GaveWay(#[from] GaveWay),
+    /// It panicked, or the process ends.
+    #[error(transparent)]
+    Failed(#[from] JoinError),
+}
+
+/// Does all of a future as the work of a party, which takes turns with others.
+pub async fn by<F: Future>(party: &str, future: F) -> F::Output {
+    PARTY.scope(party.into(), future).await
+}
+
+fn party() -> Party {
+    PARTY.try_with(Arc::clone).unwrap_or_default()
+}
+
 /// Does a piece of work and waits for it. It goes on where nobody waits any more, and keeps its place until it has
 /// ended.
 ///
 /// # Errors
-/// When it panicked, or the process ends.
-pub async fn aside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, JoinError> {
+/// When it gave way to others before it began, it panicked, or the process ends.
+pub async fn aside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, AsideError> {
     within(&USERS, work).await
 }
 
@@ -56,21 +96,20 @@ pub async fn aside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static)
 ///
 /// # Errors
 /// As [`aside`].
-pub async fn document<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, JoinError> {
+pub async fn document<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, AsideError> {
     within(&DOCUMENTS, work).await
 }
 
 async fn within<T: Send + 'static>(
-    places: &'static Semaphore,
+    places: &Queue<Party>,
     work: impl FnOnce() -> T + Send + 'static,
-) -> Result<T, JoinError> {
-    // Never closed: an error would let the work begin without a place.
-    let place = places.acquire().await.ok();
+) -> Result<T, AsideError> {
+    let place = places.turn_of(party()).await.ok_or(GaveWay)?;
     let working = tokio::task::spawn_blocking(move || {
         let _place = place;
         work()
     });
-    working.await
+    Ok(working.await?)
 }
 
 /// Does all of a future as one that follows the store: a withdrawn right is known in its time, however many long bodies
@@ -79,20 +118,40 @@ pub async fn following<F: Future>(future: F) -> F::Output {
     FOLLOWING.scope((), future).await
 }
 
-/// The places of work that borrows.
-fn places() -> &'static Semaphore {
-    if FOLLOWING.try_with(|()| ()).is_ok() { &FOLLOWERS } else { &IN_PLACE }
+/// A place of work that borrows, until it is dropped.
+enum Place {
+    // Never closed: an error would let the work begin without a place.
+    Follower(#[expect(dead_code, reason = "it is held")] Option<SemaphorePermit<'static>>),
+    Party(#[expect(dead_code, reason = "it is held")] Turn<Party>),
+}
+
+async fn place(places: &Queue<Party>) -> Result<Place, GaveWay> {
+    if FOLLOWING.try_with(|()| ()).is_ok() {
+        return Ok(Place::Follower(FOLLOWERS.acquire().await.ok()));
+    }
+    places.turn_of(party()).await.map(Place::Party).ok_or(GaveWay)
+}
+
+/// The same of work that has begun already: where it gives way it waits anew, behind others of its party.
+async fn place_again(places: &Queue<Party>) -> Place {
+    loop {
+        if let Ok(place) = place(places).await {
+            return place;
+        }
+    }
 }
 
 /// Does work that borrows from its request. If it is long, the runtime hands all other tasks of this thread to another
 /// thread first.
-pub async fn here<T>(is_long: bool, work: impl FnOnce() -> T) -> T {
+///
+/// # Errors
+/// When it gave way to others before it began.
+pub async fn here<T>(is_long: bool, work: impl FnOnce() -> T) -> Result<T, GaveWay> {
     if !is_long || IN_A_TURN.get() {
-        return work();
+        return Ok(work());
     }
-    // Never closed, as above.
-    let _place = places().acquire().await.ok();
-    apart(work)
+    let _place = place(&IN_PLACE).await?;
+    Ok(apart(work))
 }
 
 /// The same of work in a transaction, which waits for no place: what it holds is bounded already, and others wait for
@@ -103,13 +162,29 @@ pub fn held<T>(is_long: bool, work: impl FnOnce() -> T) -> T {
 
 /// Waits for a future. If it is long, each of its turns is taken as the work of [`here`] is. A lock or a transaction
 /// that others need must not be held in one: its turns wait in line.
-pub async fn turns<F: Future>(is_long: bool, future: F) -> F::Output {
+///
+/// # Errors
+/// When it gave way to others before its first turn; later it does not.
+pub async fn turns<F: Future>(is_long: bool, future: F) -> Result<F::Output, GaveWay> {
+    if !is_long || IN_A_TURN.get() {
+        return Ok(future.await);
+    }
+    let first = place(&IN_PLACE).await?;
+    Ok(turns_from(&IN_PLACE, first, future).await)
+}
+
+/// The same of what must come to its end, such as the answer to what was written: it gives way to nobody.
+pub async fn turns_to_end<F: Future>(is_long: bool, future: F) -> F::Output {
     if !is_long || IN_A_TURN.get() {
         return future.await;
     }
-    let mut future = pin!(future);
+    let first = place_again(&IN_PLACE).await;
+    turns_from(&IN_PLACE, first, future).await
+}
+
+async fn turns_from<F: Future>(places: &Queue<Party>, first: Place, future: F) -> F::Output {
+    let (mut future, mut place) = (pin!(future), first);
     loop {
-        let place = places().acquire().await.ok();
         let turn = poll_fn(|cx| Ready(apart(|| future.as_mut().poll(cx)))).await;
         drop(place);
         if let Ready(output) = turn {
@@ -118,6 +193,7 @@ pub async fn turns<F: Future>(is_long: bool, future: F) -> F::Output {
         // The future wakes this task when it can go on.
         let mut was_polled = false;
         poll_fn(|_| if std::mem::replace(&mut was_polled, true) { Ready(()) } else { Pending }).await;
+        place = place_again(places).await;
     }
 }
 
@@ -142,10 +218,22 @@ fn apart<T>(work: impl FnOnce() -> T) -> T {
 mod tests {
     use std::{sync::mpsc, time::Duration};
 
+    use tokio::sync::{Mutex, MutexGuard};
+
     use super::*;
 
     /// Far longer than anything here takes.
     const PATIENCE: Duration = Duration::from_secs(60);
+
+    /// All places of work that borrows, once they are free. One test at a time has them.
+    async fn all_places() -> (MutexGuard<'static, ()>, Vec<Place>) {
+        static ONE_TEST: Mutex<()> = Mutex::const_new(());
+        let (alone, mut places) = (ONE_TEST.lock().await, Vec::new());
+        for _ in 0..IN_PLACE_AT_ONCE {
+            places.push(place_again(&IN_PLACE).await);
+        }
+        (alone, places)
+    }
 
     /// A long write held up the only worker thread, and so the task that it waited for.
     #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
@@ -156,14 +244,14 @@ mod tests {
             tell_later(tell);
             here(true, move || told.recv_timeout(PATIENCE)).await
         });
-        assert_eq!(one.await.unwrap(), Ok(()));
+        assert_eq!(one.await.unwrap(), Ok(Ok(())));
         let (tell, told) = mpsc::channel();
         let other = tokio::spawn(turns(true, async move {
             tokio::task::yield_now().await;
             tell_later(tell);
             told.recv_timeout(PATIENCE)
         }));
-        assert_eq!(other.await.unwrap(), Ok(()));
+        assert_eq!(other.await.unwrap(), Ok(Ok(())));
     }
 
     /// As many as there are places, each with long work within: none of them waits for a place that it holds itself.
@@ -172,39 +260,39 @@ mod tests {
         let one = |n: usize| {
             turns(true, async move {
                 tokio::task::yield_now().await;
-                let inner = turns(true, async move { here(true, || n).await + aside(move || n).await.unwrap() });
-                let sum = inner.await;
+                let inner =
+                    turns(true, async move { here(true, || n).await.unwrap() + aside(move || n).await.unwrap() });
+                let sum = inner.await.unwrap();
                 tokio::task::yield_now().await;
                 sum
             })
         };
         let sums = futures_util::future::join_all((0..4 * IN_PLACE_AT_ONCE).map(one)).await;
-        assert_eq!(sums, (0..4 * IN_PLACE_AT_ONCE).map(|n| 2 * n).collect::<Vec<_>>());
+        assert_eq!(sums, (0..4 * IN_PLACE_AT_ONCE).map(|n| Ok(2 * n)).collect::<Vec<_>>());
         // All places are free again, those that another test holds for a moment in the end.
-        let all = IN_PLACE.acquire_many(IN_PLACE_AT_ONCE as u32);
-        assert!(tokio::time::timeout(PATIENCE, all).await.is_ok());
+        assert!(tokio::time::timeout(PATIENCE, all_places()).await.is_ok());
     }
 
     /// A snapshot that is read anew held up the lists of users, and long lists the withdrawal of a right.
     #[tokio::test]
     async fn who_follows_the_store_and_users_do_not_wait_for_one_another() {
-        let users = IN_PLACE.acquire_many(IN_PLACE_AT_ONCE as u32).await.unwrap();
-        assert_eq!(following(here(true, || 7)).await, 7);
-        assert_eq!(following(turns(true, async { here(true, || 8).await })).await, 8);
+        let users = all_places().await;
+        assert_eq!(following(here(true, || 7)).await, Ok(7));
+        assert_eq!(following(turns(true, async { here(true, || 8).await })).await, Ok(Ok(8)));
         drop(users);
         let follower = FOLLOWERS.acquire_many(FOLLOWERS_AT_ONCE as u32).await.unwrap();
-        assert_eq!(here(true, || 9).await, 9);
+        assert_eq!(here(true, || 9).await, Ok(9));
         // What a follower begins with a place of its own waits for that.
         let mut waits = Box::pin(following(here(true, || 10)));
         assert!(futures_util::poll!(&mut waits).is_pending());
         drop(follower);
-        assert_eq!(waits.await, 10);
+        assert_eq!(waits.await, Ok(10));
     }
 
     /// A transaction that waited for users' work would hold up all writes.
     #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
     async fn long_work_in_a_transaction_waits_for_no_place_and_leaves_its_thread_to_others() {
-        let users = IN_PLACE.acquire_many(IN_PLACE_AT_ONCE as u32).await.unwrap();
+        let users = all_places().await;
         let (tell, told) = mpsc::channel();
         let one = tokio::spawn(async move {
             tokio::spawn(async move { tell.send(()) });
@@ -223,13 +311,53 @@ mod tests {
                 (end, tokio::spawn(aside(move || ended.recv().is_ok())))
             })
             .unzip();
-        while USERS.available_permits() > 0 {
+        // One of them waits: all places are taken.
+        while USERS.waiting() == 0 {
             tokio::task::yield_now().await;
         }
         assert_eq!(document(|| 7).await.unwrap(), 7);
         drop(ends);
         for one in held {
             assert!(!one.await.unwrap().unwrap());
+        }
+    }
+
+    /// Who asked a thousand long questions had everybody else wait behind them, and nobody counted how many they were.
+    #[tokio::test]
+    async fn who_asks_often_lets_others_go_on_and_is_told_when_it_is_too_often() {
+        const MOST: usize = 100;
+        let places = Arc::new(Queue::<Party>::new(1, MOST));
+        let held = place(&places).await.unwrap();
+        let (tell, mut order) = tokio::sync::mpsc::unbounded_channel();
+        let ask = |who: &'static str| {
+            let (tell, places) = (tell.clone(), Arc::clone(&places));
+            tokio::spawn(by(who, async move {
+                let had = place(&places).await.map(drop);
+                tell.send((who, had)).unwrap();
+            }))
+        };
+        let asked: Vec<_> = (0..MOST + 3).map(|_| ask("often")).collect();
+        // Those that were one too many are told at once.
+        for _ in 0..3 {
+            assert_eq!(order.recv().await, Some(("often", Err(GaveWay))));
+        }
+        let one = ask("once");
+        assert_eq!(order.recv().await, Some(("often", Err(GaveWay))), "whoever has most makes room");
+        assert!(order.try_recv().is_err());
+        // What has begun, or must come to its end, is told nothing.
+        let waits = Arc::clone(&places);
+        let end = tokio::spawn(by("often", async move { drop(place_again(&waits).await) }));
+        assert_eq!(order.recv().await, Some(("often", Err(GaveWay))));
+        drop(held);
+        let mut before = 0;
+        while order.recv().await.unwrap() != ("once", Ok(())) {
+            before += 1;
+        }
+        assert!(before <= 1, "{before} of another one before it");
+        end.await.unwrap();
+        one.await.unwrap();
+        for one in asked {
+            one.await.unwrap();
         }
     }
 }

@@ -5,6 +5,7 @@ pub mod agents;
 pub mod api;
 pub mod egress;
 pub mod issuer;
+pub mod quotas;
 pub mod reference;
 pub mod replicas;
 pub mod upgrades;

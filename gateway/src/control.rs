@@ -4,6 +4,7 @@ pub mod alone;
 pub mod challenges;
 pub mod logs;
 pub mod objects;
+pub mod quotas;
 pub mod tell;
 pub mod throttle;
 pub mod turns;
@@ -28,6 +29,7 @@ use types::{
 use self::{
     challenges::Challenges,
     objects::{Followed, Followers},
+    quotas::Quotas,
     throttle::Throttle,
     turns::{Bodies, Turns},
     unread::Unread,
@@ -138,6 +140,8 @@ pub struct Control {
     pub challenges: Challenges,
     /// News of events, and who listens to them.
     pub notices: Notices,
+    /// How much resource groups and subscriptions hold.
+    pub quotas: Arc<Quotas>,
     /// How much everybody has asked.
     pub throttle: Throttle,
     /// Who waits for changes of what is wanted in which cluster.
@@ -180,6 +184,7 @@ impl Control {
         let catalogue = settings.catalogue_dir.clone().map(Catalogue::open);
         let now_ms = milliseconds(clock());
         let control = Self {
+            quotas: Arc::new(Quotas::new(settings.quotas.clone())),
             settings,
             catalogue,
             bodies: Bodies::of_requests(),
@@ -294,6 +299,7 @@ impl Control {
             }
         }
         directory.load_deleted(self.store.deleted_identities(DELETED).await?);
+        self.quotas.read(&self.store).await?;
         directory.load(&[], revision);
         self.publish(directory);
         Ok(())
@@ -342,10 +348,12 @@ impl Control {
                 return Ok(true);
             }
         };
+        let quotas = Arc::clone(&self.quotas);
         // A role that changes is given anew wherever it is assigned.
         let applied = tokio::task::spawn_blocking(move || {
             let mut directory = Directory::clone(&known);
             directory.apply(&changes);
+            quotas.apply(&changes);
             (directory, changes)
         });
         match applied.await {

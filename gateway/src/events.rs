@@ -17,7 +17,7 @@ use types::{api::ResourceId, instants::instant};
 
 use crate::{
     api_error::ApiError,
-    store::events::{Event, KEPT, type_of},
+    store::events::{Event, type_of},
 };
 
 /// Streams of events at once,
@@ -88,10 +88,9 @@ pub fn cloud_event(event: &Event, source: &str) -> Value {
 /// knew.
 pub const GAP: &str = "io.towline.events.gap";
 
-/// Where somebody goes on who has been told all up to `after`, while the newest is `newest`; and what they miss, if
-/// that is not right behind it.
-pub fn resume(after: i64, newest: i64) -> (i64, Option<String>) {
-    let forgotten = (newest - KEPT).max(0);
+/// Where somebody goes on who has been told all up to `after`, while the newest is `newest` and those up to `forgotten`
+/// may have been forgotten; and what they miss, if that is not right behind it.
+pub fn resume(after: i64, newest: i64, forgotten: i64) -> (i64, Option<String>) {
     if after > newest {
         let why = format!(
             "Event {after} is not known here, the newest is {newest}: the store is an older one than before. It goes on with what happens next."
@@ -178,13 +177,14 @@ mod tests {
 
     #[test]
     fn c8_who_is_too_far_behind_or_knows_more_than_there_is_is_told() {
-        for (after, newest, from) in [(0, 0, 0), (0, 7, 0), (7, 7, 7), (0, KEPT, 0), (5, KEPT + 5, 5)] {
-            assert_eq!(resume(after, newest), (from, None));
+        for (after, newest, forgotten, from) in [(0, 0, 0, 0), (0, 7, 0, 0), (7, 7, 0, 7), (5, 105, 5, 5), (7, 7, 7, 7)]
+        {
+            assert_eq!(resume(after, newest, forgotten), (from, None));
         }
-        let (from, why) = resume(4, KEPT + 5);
+        let (from, why) = resume(4, 105, 5);
         assert_eq!(from, 5);
         assert!(why.unwrap().contains("The events 5 to 5 are no longer kept"));
-        let (from, why) = resume(9, 7);
+        let (from, why) = resume(9, 7, 0);
         assert_eq!(from, 7);
         assert!(why.unwrap().contains("Event 9 is not known here, the newest is 7"));
     }

@@ -77,6 +77,7 @@ use sqlx::{
 use tokio::sync::{Notify, watch};
 
 use self::pool::{Doubt, Pool};
+use crate::aside::GaveWay;
 
 /// Connections that read at once.
 const READERS: u32 = 4;
@@ -152,6 +153,9 @@ pub enum StoreError {
     /// Its tables were changed by hand, or cannot be made.
     #[error("the database's tables are not as this program expects: {0}")]
     Schema(#[source] sqlx::migrate::MigrateError),
+    /// What was to be read or written is long, and was not begun.
+    #[error(transparent)]
+    GaveWay(#[from] GaveWay),
     /// The database itself.
     #[error("the database: {0}")]
     Database(#[from] sqlx::Error),

@@ -50,10 +50,6 @@ pub async fn serve(call: &Call) -> Result<Reply, ApiError> {
     ConnectedClusters.check_name(&message.name)?;
     let id = ResourceId::parse(&format!("{}/providers/{NAME}/{}", group.id, message.name))?;
     registrations::check(control, &ConnectedClusters, &id).await?;
-    // An id of the configuration is as taken as one of the store.
-    if ConnectedClusters.may_change(&id, control).is_err() || control.store.get(id.key()).await?.is_some() {
-        return Err(taken(call, &id, &held).await?);
-    }
     // Who holds a token need not know where the group is.
     let location = match message.location.as_str() {
         "" => group.body["location"].as_str().unwrap_or_default(),
@@ -68,6 +64,12 @@ pub async fn serve(call: &Call) -> Result<Reply, ApiError> {
         deletes: vec![(held.kept.key.clone(), Expect::Revision(held.kept.revision))],
         ..Batch::default()
     };
+    // Before the name is looked up: a refusal is about the group.
+    let _room = control.quotas.take(&batch)?;
+    // An id of the configuration is as taken as one of the store.
+    if ConnectedClusters.may_change(&id, control).is_err() || control.store.get(id.key()).await?.is_some() {
+        return Err(taken(call, &id, &held).await?);
+    }
     match control.write(&batch).await? {
         Ok(_) => {}
         Err(Refused::Changed { key, .. }) if key == id.key() => return Err(taken(call, &id, &held).await?),

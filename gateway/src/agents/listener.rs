@@ -4,14 +4,15 @@
 use std::{net::IpAddr, sync::Arc};
 
 use bytes::Bytes;
+use daemon::shares::network;
 use http::{Request, Response};
 use rustls::pki_types::CertificateDer;
 use types::agent_api::{ENROLMENT_PREFIX, enrolment_paths};
 
 use super::{Call, OF_VISITORS, Reply, Visitor, answered, busy, find, in_time, query, whole};
 use crate::{
-    admission::limit::ENROLMENTS_PER_ADDRESS, answers::Body, api_error::ApiError, audit::Record, control::Control,
-    core::Core,
+    admission::limit::ENROLMENTS_PER_ADDRESS, answers::Body, api_error::ApiError, aside, audit::Record,
+    control::Control, core::Core,
 };
 
 /// Answers one request of somebody at an address, who showed these certificates. Never fails: every outcome is an
@@ -60,5 +61,5 @@ where
     let body = whole(body, route.body_bytes).await?;
     let call = Call { core: Arc::clone(core), control: Arc::clone(control), query: query(parts.uri.query()), body };
     let visitor = Visitor { peer, certificates: certificates.to_vec() };
-    in_time((route.serve)(&call, &visitor)).await
+    aside::by(&network(peer).to_string(), in_time((route.serve)(&call, &visitor))).await
 }

@@ -27,7 +27,7 @@ pub async fn follow(call: &Call, agent: &Agent) -> Result<Reply, ApiError> {
             if page.objects.is_empty() {
                 return Reply::json(&page);
             }
-            return aside(move || Reply::json(&page)).await.map_err(ApiError::internal)?;
+            return aside(move || Reply::json(&page)).await?;
         }
         let _ = tokio::time::timeout_at(until, changes.changed()).await;
     }

@@ -32,7 +32,7 @@ async fn told(snapshot: Arc<Snapshot>, cluster: &ClusterId) -> Result<PolicyDocu
         let document = serde_json::to_string(&document)?;
         Ok::<_, serde_json::Error>(PolicyDocument { digest: snapshot::digest_of(&document), document, etag, omitted })
     });
-    made.await.map_err(ApiError::internal)?.map_err(ApiError::internal)
+    made.await?.map_err(ApiError::internal)
 }
 
 /// Answers with the cluster's roles and assignments, signed; waits for news if the agent has the current ones.
@@ -71,5 +71,5 @@ pub async fn serve(call: &Call, agent: &Agent) -> Result<Reply, ApiError> {
         .state(STATEMENT_TYPE, claims, &snapshot::audience(cluster), life)
         .ok_or_else(|| ApiError::internal("the issuer cannot sign"))?;
     let signed = Signed { document, etag, statement, omitted };
-    aside::document(move || Reply::json(&signed)).await.map_err(ApiError::internal)?
+    aside::document(move || Reply::json(&signed)).await?
 }

@@ -28,7 +28,7 @@ pub async fn metrics(call: &Call, agent: &Agent) -> Result<Reply, ApiError> {
         return Err(ApiError::bad_request("InvalidQueryParameterValue", message).at("agent"));
     }
     let text = text(call)?;
-    if !call.core.told.keep_metrics(&agent.cluster.key, process, text) {
+    if !call.core.told.keep_metrics(&agent.cluster.id, process, text) {
         let message = format!("Metrics of {PROCESSES} processes of a cluster are kept, the limit.");
         return Err(ApiError::bad_request("TooManyProcesses", message));
     }
@@ -55,7 +55,7 @@ pub async fn logs(call: &Call, agent: &Agent) -> Result<Reply, ApiError> {
             return Err(ApiError::bad_request("InvalidRequestContent", message));
         }
     }
-    if let Some(seconds) = call.core.told.keep_logs(&agent.cluster.key, &lines, Instant::now()) {
+    if let Some(seconds) = call.core.told.keep_logs(&agent.cluster.id, &lines, Instant::now()) {
         let message = format!("More than {LINES_PER_MINUTE} log lines of this cluster in a minute, the limit.");
         let refusal = ApiError::of(StatusCode::TOO_MANY_REQUESTS, "TooManyRequests", message);
         return Err(refusal.with(header::RETRY_AFTER, &seconds.to_string()));

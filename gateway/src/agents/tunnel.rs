@@ -23,6 +23,7 @@ use types::{
 use super::{Agent, Call, OF_TUNNELS, Reply, answered, busy, certificate, egress, find, in_time, named, query, whole};
 use crate::{
     api_error::ApiError,
+    aside,
     control::{Control, turns::Bodies},
     core::{AgentStreams, Core},
     fleet::{
@@ -158,18 +159,19 @@ async fn serve(
     core.agents.by_cluster(tunnel.cluster.key, route.path, route.rate)?;
     let ended = |_| ApiError::internal("bodies are read no more");
     let id = &tunnel.cluster.id;
+    // Who may connect clusters in a resource group has as many as they like, and one place for each would be all.
+    let party = ResourceId::parse(id.as_str()).ok().and_then(|id| id.parent()).map(|group| group.key().to_owned());
+    let party = party.unwrap_or_default();
     let (_own, body) = if http_body::Body::is_end_stream(&body) {
         (None, bytes::Bytes::new())
     } else {
         let own = cluster.bodies.acquire().await.map_err(ended)?;
-        // Who may connect clusters in a resource group has as many as they like, and one place for each would be all.
-        let party = ResourceId::parse(id.as_str()).ok().and_then(|id| id.parent()).map(|group| group.key().to_owned());
-        let mut place = ALL_BODIES.take(id.as_str(), party.unwrap_or_default()).await?;
+        let mut place = ALL_BODIES.take(id.as_str(), party.clone()).await?;
         (Some(own), place.keep(whole(body, route.body_bytes)).await?)
     };
     core.snapshots.load().serves(id, &tunnel.names).map_err(|gone| certificate::refused(&gone))?;
     let call = Call { core, control, query: query(asked.query), body };
     let (names, authority) = (tunnel.names.clone(), tunnel.authority.clone());
     let agent = Agent { cluster: Arc::clone(&tunnel.cluster), names, authority, tunnel: tunnel.id() };
-    in_time((route.serve)(&call, &agent)).await
+    aside::by(&party, in_time((route.serve)(&call, &agent))).await
 }

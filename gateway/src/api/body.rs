@@ -66,7 +66,7 @@ where
     if bytes.len() <= AT_ONCE_BYTES {
         return parse(&bytes).map(then);
     }
-    aside(move || parse(&bytes).map(then)).await.map_err(ApiError::internal)?
+    aside(move || parse(&bytes).map(then)).await?
 }
 
 /// Who shares places of bodies, lists and answers with the caller: all identities of clusters in one resource group, and of what is in them,

@@ -68,7 +68,7 @@ pub async fn show(call: &Call<'_>, kind: &dyn Kind, version: &str, stored: &Stor
     };
     let is_long = !answers::is_short(&stored.body) || !parts.iter().all(answers::is_short) || parts.len() > ROWS_A_TURN;
     let beside = Beside { agent, told, parts };
-    Ok(here(is_long, || show_with(call, kind, version, &stored.id, stored.body.clone(), beside)).await)
+    Ok(here(is_long, || show_with(call, kind, version, &stored.id, stored.body.clone(), beside)).await?)
 }
 
 /// What is kept beside a resource, apart from its revisions.
@@ -168,7 +168,7 @@ pub async fn resource(call: &Call<'_>, id: &ResourceId) -> Result<Response<Body>
     let has_parts = kind.follows().is_some_and(|followed| followed.parts.is_some());
     let _turn = if has_parts { Some(call.control.long_lists.take(&party(call)).await?) } else { None };
     let shown = show(call, kind, version, &stored).await?;
-    Ok(here(!answers::is_short(&shown), move || answer(call, &stored, &shown)).await)
+    Ok(here(!answers::is_short(&shown), move || answer(call, &stored, &shown)).await?)
 }
 
 /// The answer to a GET or a HEAD.
@@ -455,7 +455,7 @@ async fn gather(
                     Some(shown) => written.add(&shown).map(Some),
                     None => Ok(None),
                 };
-                match here(is_long, add).await? {
+                match here(is_long, add).await?? {
                     Some(true) => {}
                     Some(false) => return Ok((written, Some(last))),
                     None => continue,

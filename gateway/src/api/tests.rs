@@ -39,6 +39,7 @@ use crate::{
     config::{
         Dynamic,
         api::{Api, StoreAt, Subscription},
+        quotas::{Quota, Quotas},
     },
     control::Parts,
     identity::Principal,
@@ -96,10 +97,18 @@ impl Bench {
         Self::open(folder, issuer, clock_ms, None).await
     }
 
+    /// With other quotas.
+    async fn with_quotas(group: Quota, subscription: Quota) -> Self {
+        let (folder, issuer) = (tempfile::tempdir().unwrap(), TestIssuer::new("https://issuer.test"));
+        let clock_ms = Arc::new(AtomicI64::new(1_800_000_000_000));
+        Self::open_with(folder, issuer, clock_ms, None, Quotas { group, subscription }).await
+    }
+
     /// With other owners in its configuration than `owner`.
     async fn owned_by(owners: Vec<String>) -> Self {
+        let (folder, issuer) = (tempfile::tempdir().unwrap(), TestIssuer::new("https://issuer.test"));
         let clock_ms = Arc::new(AtomicI64::new(1_800_000_000_000));
-        Self::open(tempfile::tempdir().unwrap(), TestIssuer::new("https://issuer.test"), clock_ms, Some(owners)).await
+        Self::open(folder, issuer, clock_ms, Some(owners)).await
     }
 
     async fn open(
@@ -107,6 +116,16 @@ impl Bench {
         issuer: TestIssuer,
         clock_ms: Arc<AtomicI64>,
         owners: Option<Vec<String>>,
+    ) -> Self {
+        Self::open_with(folder, issuer, clock_ms, owners, Quotas::default()).await
+    }
+
+    async fn open_with(
+        folder: tempfile::TempDir,
+        issuer: TestIssuer,
+        clock_ms: Arc<AtomicI64>,
+        owners: Option<Vec<String>>,
+        quotas: Quotas,
     ) -> Self {
         let verifier = Arc::new(issuer.verifier());
         let owner = issuer.token("owner", &[], URL, SystemTime::now());
@@ -124,6 +143,7 @@ impl Bench {
             webhooks: Vec::new(),
             catalogue_dir: Some(folder.path().join("catalogue")).filter(|catalogue| catalogue.exists()),
             upgrades: crate::config::upgrades::Upgrades::default(),
+            quotas,
             reads_per_minute: 12_000,
             writes_per_minute: 60,
             operation_timeout: crate::config::api::OPERATION_TIMEOUT,
@@ -160,7 +180,8 @@ impl Bench {
             task.await.unwrap();
         }
         self.control.store.close().await;
-        Self::open(self.folder, self.issuer, self.clock_ms, Some(self.control.settings.owners.clone())).await
+        let Api { owners, quotas, .. } = self.control.settings.clone();
+        Self::open_with(self.folder, self.issuer, self.clock_ms, Some(owners), quotas).await
     }
 
     async fn call_with(

@@ -14,10 +14,11 @@ use super::{Call, body, empty, json, long_json, operations, read};
 use crate::{
     answers::{self, Body},
     api_error::ApiError,
-    aside::{here, turns},
+    aside::{here, turns, turns_to_end},
     bodies,
     control::{
         objects::{PROTECTED_FOR_MS, mark_deleting},
+        quotas::Room,
         work::{converge, take_down},
     },
     directory::Decides,
@@ -184,7 +185,7 @@ pub async fn manage(
     let target = of_newest(call, id)?;
     let kind = target.kind;
     kind.check_name(id.name())?;
-    let checked = here(!answers::is_short_object(body), || schema::check(kind.schema(), body)).await?;
+    let checked = here(!answers::is_short_object(body), || schema::check(kind.schema(), body)).await??;
     registrations::check(call.control, kind, id).await?;
     change(call, target, Change::Manage(checked, mark, seen)).await
 }
@@ -200,7 +201,7 @@ pub async fn roll(
     let target = of_newest(call, id)?;
     let patch =
         target.kind.patch_schema().ok_or_else(|| ApiError::internal("a kind that is rolled out has no PATCH"))?;
-    let checked = here(!answers::is_short_object(part), || schema::check_part(patch, part)).await?;
+    let checked = here(!answers::is_short_object(part), || schema::check_part(patch, part)).await??;
     change(call, target, Change::Roll(checked, by.id.key().to_owned(), by.revision)).await
 }
 
@@ -282,18 +283,20 @@ async fn change(call: &Call<'_>, target: Target<'_>, change: Change) -> Result<R
         let kept = old.and_then(|old| ResourceId::parse(&old.id).ok()).filter(|kept| kept.key() == id.key());
         let target = Target { id: kept.as_ref().unwrap_or(id), ..target };
         let is_long = !answers::is_short_object(change.given()) || old.is_some_and(|old| !answers::is_short(&old.body));
-        let Some(prepared) = turns(is_long, Box::pin(prepare(call, target, old, &change))).await? else {
+        let Some(prepared) = turns(is_long, Box::pin(prepare(call, target, old, &change))).await?? else {
             let old = old.ok_or_else(|| ApiError::resource_not_found(id))?;
-            return turns(is_long, Box::pin(unchanged(call, target, old))).await;
+            return turns(is_long, Box::pin(unchanged(call, target, old))).await?;
         };
-        let Prepared { batch, mut stored, operation } = prepared;
+        // The room is held until the write is known here.
+        let Prepared { batch, mut stored, operation, room: _room } = prepared;
         call.may_still().await?;
         match call.control.write_in_turn(&batch, turn).await? {
             Ok(revision) => {
                 stored.revision = revision;
                 let written = Written { stored, operation, is_new: old.is_none(), patched: change.is_patch() };
-                // What is long is dropped there, too.
-                return turns(is_long, Box::pin(answer(call, target, written, change, batch))).await;
+                // What is long is dropped there, too. Of two short parts it may have become.
+                let is_long = is_long || !answers::is_short(&written.stored.body);
+                return turns_to_end(is_long, Box::pin(answer(call, target, written, change, batch))).await;
             }
             Err(Refused::Changed { key, .. }) if change.decided_by().is_some_and(|(by, _)| by == key) => {
                 return Err(assignment_changed());
@@ -316,6 +319,8 @@ struct Prepared {
     stored: Stored,
     /// The operation that it begins.
     operation: Option<Operation>,
+    /// What it takes of the quotas of its group and subscription.
+    room: Room,
 }
 
 /// All that is done for a write before it is kept: checks of the kind, what this service fills in, and sealing. None: it
@@ -372,7 +377,8 @@ async fn prepare(
         owner_stays(call, kind, old, Some(&body))?;
     }
     let (batch, stored, operation) = batch_of(call, target, old, body, beside, change)?;
-    Ok(Some(Prepared { batch, stored, operation }))
+    let room = call.control.quotas.take(&batch)?;
+    Ok(Some(Prepared { batch, stored, operation, room }))
 }
 
 /// Refuses a PATCH that names something else for what no PATCH changes.
@@ -863,7 +869,12 @@ async fn take_away(
             Ok(_) if operation.is_some() => {
                 return Ok(operations::announce(call, empty(kind.deletion_begins_with()), operation.as_ref()));
             }
-            Ok(_) => return long_json(StatusCode::OK, read::show(call, kind, version, &old).await?).await,
+            Ok(_) => {
+                let is_long = !answers::is_short(&old.body);
+                let shown =
+                    async { read::show(call, kind, version, &old).await.map(|shown| json(StatusCode::OK, &shown)) };
+                return turns_to_end(is_long, Box::pin(shown)).await;
+            }
             Err(Refused::NotEmpty { .. }) => {
                 let message = format!("'{}' holds something, which onlyIfEmpty=true keeps.", id.name());
                 return Err(ApiError::of(StatusCode::CONFLICT, "ResourceNotEmpty", message));

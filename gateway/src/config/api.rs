@@ -9,6 +9,7 @@ use url::Url;
 
 use crate::{
     config::{
+        quotas::Quotas,
         upgrades::Upgrades,
         webhook::{Webhook, address, secret},
     },
@@ -45,6 +46,8 @@ pub struct Api {
     pub catalogue_dir: Option<PathBuf>,
     /// Automatic upgrades of clusters' agents.
     pub upgrades: Upgrades,
+    /// How much resource groups and subscriptions may hold.
+    pub quotas: Quotas,
     /// Reads that one principal may make in one subscription in a minute, and as many at once (feature N5).
     pub reads_per_minute: u32,
     /// The same of writes, and again of deletions.
@@ -157,6 +160,7 @@ impl Api {
         let webhooks = webhooks(&mut section, &mut secret_files, faults);
         let catalogue_dir = section.path("catalogue_dir", faults);
         let upgrades = Upgrades::read(section.section("upgrades", faults), faults);
+        let quotas = Quotas::read(section.section("quotas", faults), faults);
         let reads_per_minute = section.number("reads_per_minute", 1..=u32::MAX, faults);
         let writes_per_minute = section.number("writes_per_minute", 1..=u32::MAX, faults);
         let operation_timeout = section.duration("operation_timeout", OPERATION_TIMEOUTS, faults);
@@ -174,6 +178,7 @@ impl Api {
             webhooks,
             catalogue_dir,
             upgrades,
+            quotas,
             reads_per_minute: reads_per_minute.unwrap_or(READS_PER_MINUTE),
             writes_per_minute: writes_per_minute.unwrap_or(WRITES_PER_MINUTE),
             operation_timeout: operation_timeout.unwrap_or(OPERATION_TIMEOUT),

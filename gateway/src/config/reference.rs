@@ -47,6 +47,12 @@ pub const TABLES: &[Table] = &[
         "Automatic upgrades of clusters' agents, to versions of the catalogue's type towline.agent (docs/upgrades.md).",
         UPGRADES,
     ),
+    Table::once(
+        "api.quotas",
+        false,
+        "How much of the store one resource group, and one subscription with its groups, may take. A write that would take more is refused (409 QuotaExceeded); what is there can be read, made smaller and deleted.",
+        QUOTAS,
+    ),
     Table::many("api.webhooks", "Who is told what happens to clusters, by signed CloudEvents. At most 16.", WEBHOOKS),
     Table::once("issuer", false, "The built-in issuer; without it everybody signs in elsewhere. Needs [api].", ISSUER),
     Table::once(
@@ -238,6 +244,13 @@ const UPGRADES: &[Key] = &[
     ),
     Key::example("days", "[\"sat\", \"sun\"]", "On which days; without it on all."),
     Key::default("time_zone", "\"UTC\"", "The time zone of hours and days, such as Europe/Berlin."),
+];
+
+const QUOTAS: &[Key] = &[
+    Key::default("group_resources", "50000", "Resources of one resource group: clusters, and what is below them."),
+    Key::default("group_mib", "256", "Mebibytes of these, as they are kept."),
+    Key::default("subscription_resources", "200000", "Resources of one subscription, its resource groups included."),
+    Key::default("subscription_mib", "1024", "Mebibytes of these."),
 ];
 
 const SUBSCRIPTIONS: &[Key] = &[

@@ -264,7 +264,7 @@ impl Control {
             return Ok(all);
         }
         // Each has up to 256 KiB, which are copied and measured.
-        aside(move || put_together(all, changes)).await.map_err(ApiError::internal)
+        Ok(aside(move || put_together(all, changes)).await?)
     }
 
     /// The object of an id, if it is one of this cluster.

@@ -205,6 +205,7 @@ async fn create(acting: &Acting<'_>) -> Result<Value, ApiError> {
             format!("The resource group has {OF_ONE_GROUP} enrolment tokens, the limit; wait until some end.");
         return Err(ApiError::of(StatusCode::CONFLICT, "QuotaExceeded", message));
     }
+    let _room = acting.control.quotas.take(&batch)?;
     acting.control.write(&batch).await?.map_err(|_| ApiError::resource_not_found(&group))?;
     let token = format!("{PREFIX}.{}.{id}.{secret}", URL_SAFE_NO_PAD.encode(group.as_str()));
     Ok(json!({"token": token, "id": id, "expiresOn": instant(ends_ms), "resourceGroup": group.as_str(), "name": name}))

@@ -190,7 +190,7 @@ async fn within_quota(
         let held = directory.held_at(&at, None);
         (held, directory.bytes_of_another(&principals, &at, &role, window))
     });
-    let (held, more) = counted.await.map_err(ApiError::internal)?;
+    let (held, more) = counted.await?;
     if held.assignments >= assignments {
         let message = format!(
             "The scope '{scope}' has {} role assignments; the quota of a scope is {assignments}. Delete some there, or assign roles to groups.",

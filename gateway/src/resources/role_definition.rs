@@ -119,7 +119,7 @@ impl Kind for RoleDefinitions {
                 .map_err(|why| ApiError::bad_request("InvalidActionOrNotAction", why).at("properties.permissions"))?;
             let asked = Asked::of(body, writing, role);
             asked.in_subscriptions(writing.control)?;
-            aside(move || asked.own_everywhere()).await.map_err(ApiError::internal)??;
+            aside(move || asked.own_everywhere()).await??;
             let properties = properties_mut(body);
             properties.insert("type".to_owned(), json!("CustomRole"));
             stamps(properties, writing);

@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     answers,
-    aside::{held, here},
+    aside::{GaveWay, held, here},
     random,
 };
 
@@ -142,7 +142,7 @@ impl Store {
             return Ok(Ok(Applied { revision: self.revision().await?, deleted: 0 }));
         }
         // Before others wait for the transaction.
-        let bodies = batch.bodies().await;
+        let bodies = batch.bodies().await?;
         repeated!(self.apply_once(batch, &bodies))
     }
 
@@ -188,7 +188,7 @@ impl Batch {
     }
 
     /// What is put, as it is kept; but for what passes to others without the revision of that, which is not known yet.
-    async fn bodies(&self) -> Vec<String> {
+    async fn bodies(&self) -> Result<Vec<String>, GaveWay> {
         let mut bodies = Vec::with_capacity(self.puts.len());
         for (resource, _) in &self.puts {
             let write = || match resource.body.as_object() {
@@ -199,9 +199,9 @@ impl Batch {
                 }
                 _ => resource.body.to_string(),
             };
-            bodies.push(here(!answers::is_short(&resource.body), write).await);
+            bodies.push(here(!answers::is_short(&resource.body), write).await?);
         }
-        bodies
+        Ok(bodies)
     }
 
     async fn steps(&self, write: &mut Write, bodies: &[String]) -> Step<Applied> {

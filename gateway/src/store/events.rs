@@ -1,5 +1,10 @@
 //! What happens to clusters, as events: created, another status, deleted. They are numbered without a gap
 //! in the order in which they become visible, and kept, so many at most; who follows asks for those behind a number.
+//!
+//! Each resource group keeps a share of them, so that clusters which come and go in one do not push out the events of all
+//! others. What a group is over its share it loses of its own, the oldest first.
+
+use std::collections::BTreeSet;
 
 use serde_json::Value;
 use sqlx::{AnyConnection, Row, any::AnyRow};
@@ -9,6 +14,8 @@ use crate::store::agents::OFFLINE_AFTER_MS;
 
 /// Events that are kept. The oldest are forgotten.
 pub const KEPT: i64 = 100_000;
+/// Events that are kept of one resource group: ten thousand clusters that go away and come back are less.
+pub const KEPT_OF_GROUP: i64 = KEPT / 4;
 /// Events that one transaction tells at most, of each table.
 const AT_ONCE: i64 = 500;
 
@@ -113,6 +120,11 @@ const COLUMNS: &str = "SELECT number, resource_key, id, kind, at_ms, status, bef
 pub(super) const BEHIND: &str = "WHERE number > $1 ORDER BY number LIMIT $2";
 pub(super) const OF_CLUSTER: &str = "WHERE resource_key = $3 AND number > $1 ORDER BY number LIMIT $2";
 pub(super) const OF_GROUP: &str = "WHERE group_key = $3 AND number > $1 ORDER BY number LIMIT $2";
+/// The oldest event, the newest but some, and the same of a resource group.
+pub(super) const OLDEST: &str = "SELECT number FROM events ORDER BY number LIMIT 1";
+pub(super) const NTH_NEWEST: &str = "SELECT number FROM events ORDER BY number DESC LIMIT 1 OFFSET $1";
+pub(super) const NTH_NEWEST_OF_GROUP: &str =
+    "SELECT number FROM events WHERE group_key = $1 ORDER BY number DESC LIMIT 1 OFFSET $2";
 /// Those that a replica of the version before wrote, which knows of no groups.
 pub(super) const OF_NO_GROUP: &str = "WHERE group_key = '' ORDER BY number LIMIT $1";
 
@@ -188,10 +200,11 @@ impl Store {
         let connection = together.connection();
         let sql = "UPDATE event_numbers SET newest = newest RETURNING newest";
         let before: i64 = sqlx::query(sql).fetch_one(&mut *connection).await?.try_get(0)?;
-        let mut newest = before;
+        let (mut newest, mut groups) = (before, BTreeSet::new());
         for mut event in departures(&mut *connection, now_ms).await? {
             newest += 1;
             event.number = newest;
+            groups.insert(group_of(&event.key).to_owned());
             put(&mut *connection, &event).await?;
         }
         let columns = format!("a.resource_key, r.id, a.told_status, {STATUS} AS status");
@@ -210,6 +223,7 @@ impl Store {
             sqlx::query(sql).bind(&status).bind(now_ms).bind(&key).execute(&mut *connection).await?;
             let kind = if told.is_some() { Kind::Connectivity } else { Kind::Created };
             let id = row.try_get("id")?;
+            groups.insert(group_of(&key).to_owned());
             let event = Event {
                 number: newest,
                 key,
@@ -224,7 +238,10 @@ impl Store {
         }
         group(&mut *connection).await?;
         sqlx::query("UPDATE event_numbers SET newest = $1").bind(newest).execute(&mut *connection).await?;
-        sqlx::query("DELETE FROM events WHERE number <= $1").bind(newest - KEPT).execute(&mut *connection).await?;
+        for group in &groups {
+            forget_over_share(&mut *connection, group).await?;
+        }
+        forget_oldest(&mut *connection, newest).await?;
         together.commit().await?;
         usize::try_from(newest - before).map_err(|_| broken("the newest number"))
     }
@@ -281,6 +298,7 @@ impl Store {
             detail: Some(told.detail.clone()),
         };
         put(&mut *connection, &event).await?;
+        forget_over_share(&mut *connection, group_of(key)).await?;
         sqlx::query("UPDATE event_numbers SET newest = $1").bind(number).execute(&mut *connection).await?;
         together.commit().await?;
         Ok(true)
@@ -320,6 +338,29 @@ impl Store {
     /// The number of the newest event, 0 before the first.
     pub async fn newest_event(&self) -> Result<i64, StoreError> {
         Ok(sqlx::query("SELECT newest FROM event_numbers").fetch_one(&self.readers).await?.try_get(0)?)
+    }
+
+    /// The number up to which events may have been forgotten, of a group also for its share. Of a group that has as many
+    /// as it keeps nobody knows whether it had more.
+    ///
+    /// # Errors
+    /// When the database cannot be read.
+    pub async fn forgotten(&self, of: Of<'_>) -> Result<i64, StoreError> {
+        let oldest = sqlx::query(OLDEST).fetch_optional(&self.readers).await?;
+        let Some(oldest) = oldest else { return self.newest_event().await };
+        let before_all = oldest.try_get::<i64, _>(0)? - 1;
+        let group = match of {
+            Of::All => return Ok(before_all),
+            Of::Group(key) | Of::Cluster(key) => group_of(key),
+        };
+        if !is_text(group) {
+            return Ok(before_all);
+        }
+        let query = sqlx::query(NTH_NEWEST_OF_GROUP).bind(group).bind(KEPT_OF_GROUP - 1);
+        match query.fetch_optional(&self.readers).await? {
+            Some(row) => Ok(before_all.max(row.try_get::<i64, _>(0)? - 1)),
+            None => Ok(before_all),
+        }
     }
 
     /// Up to which event a webhook has been told. A new one begins with what happens from now on.
@@ -369,6 +410,29 @@ async fn group(connection: &mut AnyConnection) -> Result<(), StoreError> {
         let sql = "UPDATE events SET group_key = $1 WHERE number = $2";
         sqlx::query(sql).bind(group_of(&key)).bind(number).execute(&mut *connection).await?;
     }
+    Ok(())
+}
+
+/// Forgets the oldest events of a resource group that has more than its share.
+async fn forget_over_share(connection: &mut AnyConnection, group: &str) -> Result<(), StoreError> {
+    let query = sqlx::query(NTH_NEWEST_OF_GROUP).bind(group).bind(KEPT_OF_GROUP - 1);
+    let Some(row) = query.fetch_optional(&mut *connection).await? else { return Ok(()) };
+    let oldest: i64 = row.try_get(0)?;
+    let sql = "DELETE FROM events WHERE group_key = $1 AND number < $2";
+    sqlx::query(sql).bind(group).bind(oldest).execute(connection).await?;
+    Ok(())
+}
+
+/// Forgets the oldest events of all, if there are more than are kept. Numbers say that there are not, most often.
+async fn forget_oldest(connection: &mut AnyConnection, newest: i64) -> Result<(), StoreError> {
+    let Some(row) = sqlx::query(OLDEST).fetch_optional(&mut *connection).await? else { return Ok(()) };
+    if newest - row.try_get::<i64, _>(0)? < KEPT {
+        return Ok(());
+    }
+    let nth = sqlx::query(NTH_NEWEST).bind(KEPT - 1).fetch_optional(&mut *connection).await?;
+    let Some(row) = nth else { return Ok(()) };
+    let oldest: i64 = row.try_get(0)?;
+    sqlx::query("DELETE FROM events WHERE number < $1").bind(oldest).execute(connection).await?;
     Ok(())
 }
 

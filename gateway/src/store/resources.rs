@@ -16,6 +16,8 @@ pub const PAGE_ROWS: u32 = 1000;
 /// each list that somebody asked for.
 pub const PAGE_BYTES: u64 = 1024 * 1024;
 
+/// Resources whose sizes are read at once.
+pub const SIZES_AT_ONCE: usize = 10_000;
 /// Keys that one statement names at most.
 const KEYS_AT_ONCE: usize = 400;
 
@@ -165,6 +167,8 @@ pub(super) const WINDOW: &str =
 pub(super) const WINDOW_OF_CHILDREN: &str = "WHERE r.parent_key = $5 AND r.kind = $1 AND r.resource_key > $2 \
                                              AND r.resource_key < $3 ORDER BY r.resource_key LIMIT $4";
 pub(super) const COUNT_CHILDREN: &str = "SELECT COUNT(*) FROM resources WHERE parent_key = $1 AND kind = $2";
+pub(super) const SIZES: &str = "SELECT resource_key, CAST(octet_length(body) + COALESCE(octet_length(protected), 0) \
+                                AS BIGINT) FROM resources WHERE resource_key > $1 ORDER BY resource_key LIMIT $2";
 pub(super) const COUNT: &str =
     "SELECT COUNT(*) FROM resources WHERE kind = $1 AND resource_key > $2 AND resource_key < $3";
 
@@ -275,6 +279,17 @@ impl Store {
         Ok(window)
     }
 
+    /// The keys of the next resources behind a key, up to [`SIZES_AT_ONCE`], with the bytes of body and protected settings.
+    ///
+    /// # Errors
+    /// When the database cannot be read.
+    pub async fn sizes(&self, after: &str) -> Result<Vec<(String, u32)>, StoreError> {
+        let query = sqlx::query(SIZES).bind(after).bind(i64::try_from(SIZES_AT_ONCE).unwrap_or(i64::MAX));
+        let rows = query.fetch_all(&self.readers).await?;
+        let size = |row: &AnyRow| Ok((row.try_get(0)?, u32::try_from(row.try_get::<i64, _>(1)?).unwrap_or(u32::MAX)));
+        rows.iter().map(size).collect()
+    }
+
     /// Reads a window.
     pub async fn read(&self, window: Window) -> Result<Page<Stored>, StoreError> {
         let rows = self.rows_of(select(if window.parent.is_some() { CHILDREN } else { PAGE }), &window).await?;
@@ -360,7 +375,7 @@ pub(super) async fn single<T>(
     read: impl FnOnce(&AnyRow) -> Result<T, StoreError>,
 ) -> Result<Option<T>, StoreError> {
     let Some(row) = row else { return Ok(None) };
-    here(length(row) > AT_ONCE_BYTES, || read(row)).await.map(Some)
+    here(length(row) > AT_ONCE_BYTES, || read(row)).await?.map(Some)
 }
 
 /// Reads rows, a few at a time, as [`single`]: a body has up to 256 KiB, and a page a thousand of them.
@@ -372,7 +387,7 @@ pub(super) async fn each<T>(
     for turn in rows.chunks(ROWS_A_TURN) {
         let is_long = turn.iter().map(length).sum::<usize>() > AT_ONCE_BYTES;
         let read = || turn.iter().map(&read).collect::<Result<Vec<T>, StoreError>>();
-        all.extend(here(is_long, read).await?);
+        all.extend(here(is_long, read).await??);
         tokio::task::yield_now().await;
     }
     Ok(all)

@@ -13,6 +13,7 @@ async fn every_question_has_an_index() {
         [resources::COUNT, resources::COUNT_CHILDREN, changes::DELETED, changes::NTH_DELETED, changes::PUT_SIZES]
             .into_iter();
     let others = others.chain([
+        resources::SIZES,
         changes::CHILD_SIZES,
         changes::CHILDREN_DELETED,
         changes::CHILDREN_GONE,
@@ -35,6 +36,7 @@ async fn every_question_has_an_index() {
     let agents = agents.chain(windows);
     let events = [events::BEHIND, events::OF_CLUSTER, events::OF_GROUP, events::OF_NO_GROUP];
     let events = events.map(events::selected).into_iter();
+    let events = events.chain([events::NTH_NEWEST_OF_GROUP.to_owned()]);
     let events = events.chain(["LIMIT 1", "ORDER BY a.resource_key LIMIT 5"].map(|rest| events::untold("r.id", rest)));
     for sql in selected.into_iter().chain(others).chain(tickets).chain(operations).chain(agents).chain(events) {
         let plain = (1..=5).fold(sql.clone(), |sql, n| sql.replace(&format!("${n}"), "1"));

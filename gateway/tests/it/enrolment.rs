@@ -139,12 +139,17 @@ impl Site {
     }
 
     async fn with(agents: &str) -> Self {
+        Self::of(agents, "").await
+    }
+
+    /// With `more` behind `[api]`.
+    async fn of(agents: &str, more: &str) -> Self {
         let ahead = Arc::new(AtomicU64::new(0));
         let seconds = Arc::clone(&ahead);
         let clock = move || SystemTime::now() + Duration::from_secs(seconds.load(Ordering::SeqCst));
         let extras = Extras { clock: Some(Arc::new(clock)), ..Extras::default() };
         let agents = format!("authority_dir = \"authority\"\n{agents}");
-        let world = World::build(&world::config_with(&agents, &section("")), extras).await;
+        let world = World::build(&world::config_with(&agents, &section(more)), extras).await;
         let site = Self { world, ahead };
         site.put(&format!("/subscriptions/{SUBSCRIPTION}/resourceGroups/Fleet"), json!({"location": "here"})).await;
         site
@@ -1131,6 +1136,29 @@ async fn r14_a_token_for_any_name_does_not_tell_which_there_are() {
     let none = site.join("x", "edge", &key).await;
     assert_eq!((taken.status, taken.text()), (401, none.text()), "as a token that is none");
     assert_eq!(site.join(&token, "free", &key).await.status, 401, "and it cannot be asked again");
+}
+
+#[tokio::test]
+async fn r14_token_makes_no_cluster_that_its_group_has_no_room_for() {
+    let site = Site::of("", "[api.quotas]\ngroup_mib = 1").await;
+    let key = Onboarding::new();
+    // 150 KiB.
+    let tags: serde_json::Map<String, Value> =
+        (0..50).map(|n| (format!("{n:0>2}{}", "\u{1d11e}".repeat(510)), json!("\u{1d11e}".repeat(256)))).collect();
+    for n in 0..6 {
+        let body = json!({
+            "location": "here", "tags": tags, "identity": {"type": "SystemAssigned"},
+            "properties": {"agentPublicKeyCertificate": ""},
+        });
+        site.put(id(&format!("c{n}")).as_str(), body).await;
+    }
+    let token = site.token(json!({})).await;
+    let asked = json!({"token": token, "name": "edge", "publicKey": key.public, "location": "here", "tags": tags});
+    let refused = site.agents("enrol", asked).await;
+    assert_eq!((refused.status, code(&refused).as_str()), (409, "QuotaExceeded"), "{}", refused.text());
+    assert!(message(&refused).contains("'fleet' holds resources of"), "{}", refused.text());
+    assert_eq!(site.api("GET", id("edge").as_str(), None).await.status, 404);
+    assert_eq!(site.join(&token, "edge", &key).await.status, 200, "the token was not used, and a small one has room");
 }
 
 /// The certificate is the right to reach the cluster; who one is there, its own service-account token says.

@@ -9,7 +9,7 @@ use gateway::{
         Store,
         agents::Certified,
         batch::{Batch, Expect},
-        events::{Event, Kind, Of},
+        events::{Event, KEPT, KEPT_OF_GROUP, Kind, Of},
         resources::Stored,
     },
 };
@@ -25,6 +25,7 @@ pub fn tests() -> Vec<(&'static str, crate::Test)> {
         c8_events_of_a_cluster_and_of_a_group_are_found_by_their_keys,
         c8_two_replicas_tell_each_change_once,
         c8_a_webhook_goes_on_where_it_was,
+        c8_a_group_has_a_share_of_the_events_that_are_kept,
     ]
 }
 
@@ -210,6 +211,47 @@ async fn c8_two_replicas_tell_each_change_once(place: Place) {
     assert_eq!(events.iter().map(|event| event.number).collect::<Vec<_>>(), (1..=600).collect::<Vec<_>>());
     let keys: std::collections::BTreeSet<_> = events.iter().map(|event| &event.key).collect();
     assert_eq!(keys.len(), 600);
+}
+
+/// Clusters that came and went in one group pushed out what others were still to be told.
+async fn c8_a_group_has_a_share_of_the_events_that_are_kept(place: Place) {
+    let store = place.with_group().await;
+    let quiet = format!("{GROUP}-quiet");
+    let many = async |group: &str, first: i64, count: i64| {
+        let last = first + count - 1;
+        let sql = format!(
+            "INSERT INTO events (number, resource_key, id, kind, at_ms, group_key) \
+             WITH RECURSIVE n(i) AS (SELECT {first} UNION ALL SELECT i + 1 FROM n WHERE i < {last}) \
+             SELECT i, '{group}/providers/p/c/x', 'x', 'deleted', 1, '{group}' FROM n; \
+             UPDATE event_numbers SET newest = {last}"
+        );
+        place.sql(&sql).await;
+        last
+    };
+    let oldest = async |of: Of<'_>| store.events(of, 0, 1).await.unwrap().first().map(|event| event.number);
+    many(&quiet, 1, 1).await;
+    let mut last = many(GROUP, 2, KEPT_OF_GROUP).await;
+    store.put(&keyed("a", "MII="), Expect::Absent).await.unwrap().unwrap();
+    store.tell(DAY).await.unwrap();
+    last += 1;
+    assert_eq!(store.newest_event().await.unwrap(), last);
+    assert_eq!((oldest(Of::Group(GROUP)).await, oldest(Of::Group(&quiet)).await), (Some(3), Some(1)));
+    // Who follows the group may have missed some, and nobody else has.
+    let forgotten = async |of: Of<'_>| store.forgotten(of).await.unwrap();
+    assert_eq!((forgotten(Of::Group(GROUP)).await, forgotten(Of::Cluster(&key("a"))).await), (2, 2));
+    assert_eq!((forgotten(Of::Group(&quiet)).await, forgotten(Of::All).await), (0, 0));
+    // Where many have their share, the oldest of all go.
+    for n in 0..KEPT / KEPT_OF_GROUP - 1 {
+        last = many(&format!("{GROUP}-{n}"), last + 1, KEPT_OF_GROUP).await;
+    }
+    assert_eq!(oldest(Of::All).await, Some(1), "one more than are kept");
+    store.seen(&[key("a")], DAY).await.unwrap();
+    store.tell(DAY).await.unwrap();
+    // One of the group went for its share, and then the oldest of all.
+    assert_eq!((oldest(Of::All).await, oldest(Of::Group(&quiet)).await), (Some(4), None));
+    assert_eq!((forgotten(Of::All).await, forgotten(Of::Group(&quiet)).await), (3, 3));
+    let kept = place.texts("SELECT CAST(COUNT(*) AS TEXT) FROM events").await;
+    assert_eq!(kept, [KEPT.to_string()]);
 }
 
 async fn c8_a_webhook_goes_on_where_it_was(place: Place) {

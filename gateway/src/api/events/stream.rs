@@ -49,7 +49,8 @@ pub async fn serve(call: &Call<'_>, scope: &ResourceId) -> Result<Response<Body>
     };
     let newest = call.control.notices.newest();
     let last = call.control.store.newest_event().await?;
-    let (after, gap) = events::resume(known.unwrap_or(last), last);
+    let forgotten = call.control.store.forgotten(super::of(scope)).await?;
+    let (after, gap) = events::resume(known.unwrap_or(last), last, forgotten);
     // The number is that of no event: a stream that breaks off before its first one goes on from here, too.
     let mut waiting = VecDeque::from([Bytes::from(format!("id: {after}\nretry: {RETRY_MS}\n\n"))]);
     waiting.extend(gap.map(|why| told_gap(scope, after, &why, call.control)));
@@ -106,7 +107,8 @@ impl Listener {
             self.newest.mark_unchanged();
             match self.control.store.events(Of::All, self.after, super::AT_ONCE).await {
                 Ok(events) if !events.is_empty() => {
-                    self.take(&events).await;
+                    let forgotten = self.forgotten(&events).await;
+                    self.take(&events, forgotten).await;
                     continue;
                 }
                 Ok(_) => {}
@@ -123,17 +125,29 @@ impl Listener {
         }
     }
 
-    async fn take(&mut self, events: &[Event]) {
-        // Numbers have no gaps but where events were forgotten: this one was slow.
-        if let Some(first) = events.first().map(|event| event.number).filter(|first| *first > self.after + 1) {
-            let why = events::forgot(self.after, first - 1);
-            self.waiting.push_back(told_gap(&self.scope, first - 1, &why, &self.control));
+    /// The number up to which events that concern the scope may be missing among these, which are those behind what was
+    /// told. Numbers have no gaps but where events were forgotten: this one was slow, or a group was over its share.
+    async fn forgotten(&self, events: &[Event]) -> i64 {
+        let of = super::of(&self.scope);
+        let numbers = std::iter::once(self.after).chain(events.iter().map(|event| event.number));
+        if matches!(of, Of::All) || numbers.clone().zip(numbers.skip(1)).all(|(one, next)| next == one + 1) {
+            return i64::MAX;
         }
+        // Where it cannot be known they are missing.
+        self.control.store.forgotten(of).await.unwrap_or(i64::MAX)
+    }
+
+    async fn take(&mut self, events: &[Event], forgotten: i64) {
         let (directory, now) = (self.control.directory(), self.control.now_ms() / 1000);
         let mut asker = directory.asker(self.caller.principals(), Plane::Control, Action::new(super::READ), now);
         for (at, event) in events.iter().enumerate() {
             if at % ROWS_A_TURN == ROWS_A_TURN - 1 {
                 tokio::task::yield_now().await;
+            }
+            let last = event.number - 1;
+            if last > self.after && self.after < forgotten {
+                let why = events::forgot(self.after, last);
+                self.waiting.push_back(told_gap(&self.scope, last, &why, &self.control));
             }
             self.after = event.number;
             if super::concerns(event, &self.scope) && event.key.parse().is_ok_and(|at| asker.may(&at)) {

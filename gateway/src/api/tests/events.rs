@@ -6,7 +6,11 @@ use http_body::Body as _;
 use tokio::net::TcpListener;
 
 use super::{connectivity::key_of, *};
-use crate::{config, events, store::events::Kind, webhooks};
+use crate::{
+    config, events,
+    store::events::{KEPT_OF_GROUP, Kind},
+    webhooks,
+};
 
 const READ_VERSION: &str = "api-version=2026-05-01";
 const MINUTE: i64 = 60_000;
@@ -176,6 +180,53 @@ async fn c8_who_names_an_event_that_is_not_known_is_told_of_the_gap() {
     site.seen("a").await;
     site.control.tell_once().await;
     assert!(heard(&mut live).await.unwrap().starts_with("id: 2\nevent: io.towline.cluster.connectivity"));
+}
+
+/// A group that has lost events by its share; its followers read its clusters anew, and nobody else does.
+#[tokio::test]
+async fn c8_who_follows_a_group_over_its_share_is_told_of_the_gap_and_others_are_not() {
+    use sqlx::Connection as _;
+    let site = Bench::new().await;
+    site.group("g").await;
+    site.group("other").await;
+    site.cluster("other", "b").await;
+    site.control.tell_once().await;
+    let (key, group) = (key_of("a"), format!("{}/resourcegroups/g", subscription()));
+    let last = 1 + KEPT_OF_GROUP;
+    let sql = format!(
+        "INSERT INTO events (number, resource_key, id, kind, at_ms, group_key) \
+         WITH RECURSIVE n(i) AS (SELECT 2 UNION ALL SELECT i + 1 FROM n WHERE i < {last}) \
+         SELECT i, '{key}', '{key}', 'deleted', 1, '{group}' FROM n; UPDATE event_numbers SET newest = {last}"
+    );
+    let mut connection = sqlx::AnyConnection::connect(&site.control.settings.store.url()).await.unwrap();
+    sqlx::raw_sql(sqlx::AssertSqlSafe(sql)).execute(&mut connection).await.unwrap();
+    connection.close().await.unwrap();
+    site.cluster("g", "a").await;
+    site.control.tell_once().await;
+    let of = |name: &str| format!("{}/resourceGroups/{name}", subscription());
+    // What the first events behind the first one are.
+    let first = async |scope: &str| {
+        let list = site.call("owner", "GET", &events_at(scope, "&after=1&$top=2"), None).await;
+        let all = list.body["value"].as_array().unwrap().iter();
+        all.map(|event| (event["type"].clone(), event["id"].clone())).collect::<Vec<_>>()
+    };
+    let gap = (json!(events::GAP), json!("2"));
+    let next = (json!("io.towline.cluster.deleted"), json!("3"));
+    assert_eq!(first(&of("g")).await, [gap.clone(), next.clone()]);
+    assert_eq!(first(&subscription()).await, [gap, next]);
+    assert_eq!(first(&of("other")).await, []);
+    let listen = async |scope: &str| {
+        let mut live = site.listen("owner", &events_at(scope, ""), Some("1")).await.unwrap_or_else(|_| panic!());
+        heard(&mut live).await.unwrap();
+        live
+    };
+    let told = heard(&mut listen(&of("g")).await).await.unwrap();
+    assert!(told.starts_with("id: 2\nevent: io.towline.events.gap"), "{told}");
+    let mut other = listen(&of("other")).await;
+    site.cluster("other", "c").await;
+    site.control.tell_once().await;
+    let told = heard(&mut other).await.unwrap();
+    assert!(told.starts_with(&format!("id: {}\nevent: io.towline.cluster.created", last + 2)), "{told}");
 }
 
 #[tokio::test]

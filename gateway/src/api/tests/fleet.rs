@@ -64,12 +64,16 @@ fn secret() -> Value {
 
 /// A gateway with the group `g`, these clusters of the ring `one`, and a catalogue that has Flux.
 async fn site(clusters: &[&str]) -> Bench {
+    site_with(clusters, Quotas::default()).await
+}
+
+async fn site_with(clusters: &[&str], quotas: Quotas) -> Bench {
     let folder = tempfile::tempdir().unwrap();
     crate::catalogue::tests::make(&folder.path().join("catalogue"), &[("1.0.0", &["Stable"])], |index| {
         "microsoft.flux".clone_into(&mut index.types[0].name);
     });
     let clock_ms = Arc::new(AtomicI64::new(1_800_000_000_000));
-    let site = Bench::open(folder, TestIssuer::new("https://issuer.test"), clock_ms, None).await;
+    let site = Bench::open_with(folder, TestIssuer::new("https://issuer.test"), clock_ms, None, quotas).await;
     site.group("g").await;
     for name in clusters {
         site.of_ring(name, "one").await;
@@ -1058,4 +1062,25 @@ async fn g13_assignment_of_many_values_is_written_and_read_as_any_other() {
     assert_eq!(listed.body["value"].as_array().unwrap().len(), 1, "{}", listed.status);
     site.wants("all", body).await;
     assert_eq!(site.fleet("DELETE", "all", None).await.status, 202);
+}
+
+/// A template of 235 KiB for ten thousand clusters took gigabytes.
+#[tokio::test]
+async fn g13_what_an_assignment_makes_counts_to_the_quota_of_its_group() {
+    // Three clusters, the assignment, and for two of these clusters Flux and the configuration.
+    let group = Quota { resources: 8, mib: 256 };
+    let site = site_with(&["a", "b", "c"], Quotas { group, ..Quotas::default() }).await;
+    site.wants("all", wanted(json!({}))).await;
+    site.roll().await;
+    assert_eq!(site.counts("all").await, [3, 2, 0, 0, 1, 2]);
+    let failure = site.summary("all").await["failures"][0].clone();
+    assert_eq!(failure["code"], "QuotaExceeded", "{failure}");
+    assert!(failure["message"].as_str().unwrap().starts_with("The resource group 'g' holds 8 resources"), "{failure}");
+    // Once one is gone another one has its room, some minutes later.
+    let has = site.having(&["a", "b", "c"]).await;
+    let gone = site.call("owner", "DELETE", &cluster("g", has[0]), None).await;
+    assert_eq!(site.ended("owner", gone.header("azure-asyncoperation")).await.body["status"], "Succeeded");
+    site.clock_ms.fetch_add(6 * 60 * 1000, Ordering::SeqCst);
+    site.roll().await;
+    assert_eq!(site.counts("all").await, [2, 2, 0, 0, 0, 2]);
 }

@@ -188,3 +188,95 @@ async fn a_list_shows_what_is_read_one_by_one_whatever_roles_there_are() {
     let names = shown.body["value"].as_array().unwrap().iter().map(|one| one["name"].as_str().unwrap());
     assert_eq!(names.collect::<Vec<_>>(), ["b"], "{}", shown.body);
 }
+
+/// Bounds that no test comes to.
+const WIDE: Quota = Quota { resources: 1_000_000, mib: 1_000_000 };
+
+/// Who may connect clusters in a group could make as many as they liked, and fill the database of everybody.
+#[tokio::test]
+async fn group_that_is_full_takes_no_more_resources_and_others_do() {
+    let site = Bench::with_quotas(Quota { resources: 3, ..WIDE }, WIDE).await;
+    site.group("g").await;
+    site.group("h").await;
+    for name in ["a", "b", "c"] {
+        assert_eq!(site.cluster("g", name).await.status, 201);
+    }
+    let scope = format!("/subscriptions/{SUBSCRIPTION}/resourceGroups/g");
+    let refused = site.cluster("g", "d").await;
+    assert_eq!((refused.status, refused.code()), (409, "QuotaExceeded"), "{}", refused.body);
+    let says = "The resource group 'g' holds 3 resources, and 3 is the limit. Delete resources there";
+    let message = refused.body["error"]["message"].as_str().unwrap();
+    assert!(message.starts_with(says) && message.contains("group_resources of [api.quotas]"), "{message}");
+    // A token would be one more, and so would the cluster that it is for.
+    let path = format!("{scope}/createEnrolmentToken?api-version=2024-03-01");
+    let token = site.call("owner", "POST", &path, Some(json!({}))).await;
+    assert_eq!((token.status, token.code()), (409, "QuotaExceeded"), "{}", token.body);
+    let role = site.assign("ann", ONBOARDING, &scope, json!({})).await;
+    assert_eq!((role.status, role.code()), (409, "QuotaExceeded"), "{}", role.body);
+    // Others have theirs, and what is there can be changed.
+    assert_eq!(site.cluster("h", "d").await.status, 201);
+    assert_eq!(site.cluster("g", "a").await.status, 200);
+    assert_eq!(site.call("owner", "GET", &cluster("g", "c"), None).await.status, 200);
+    // It is what the store has that counts.
+    let site = site.restart().await;
+    assert_eq!(site.cluster("g", "d").await.code(), "QuotaExceeded");
+    let gone = site.call("owner", "DELETE", &cluster("g", "b"), None).await;
+    assert_eq!(site.ended("owner", gone.header("azure-asyncoperation")).await.body["status"], "Succeeded");
+    assert_eq!(site.cluster("g", "d").await.status, 201, "there is room again");
+    assert_eq!(site.cluster("g", "e").await.code(), "QuotaExceeded");
+}
+
+#[tokio::test]
+async fn subscription_that_is_full_takes_no_more_whatever_its_groups_have() {
+    let site = Bench::with_quotas(WIDE, Quota { resources: 4, ..WIDE }).await;
+    site.group("g").await;
+    site.group("h").await;
+    assert_eq!((site.cluster("g", "a").await.status, site.cluster("h", "b").await.status), (201, 201));
+    for refused in [
+        site.cluster("h", "c").await,
+        site.call("owner", "PUT", &group("i"), Some(json!({"location": "eastus"}))).await,
+    ] {
+        assert_eq!((refused.status, refused.code()), (409, "QuotaExceeded"), "{}", refused.body);
+        let message = refused.body["error"]["message"].as_str().unwrap();
+        assert!(message.contains(&format!("The subscription '{SUBSCRIPTION}' holds 4 resources")), "{message}");
+    }
+    // A group goes with all that it has.
+    let gone = site.call("owner", "DELETE", &group("h"), None).await;
+    assert_eq!(site.ended("owner", gone.header("azure-asyncoperation")).await.body["status"], "Succeeded");
+    assert_eq!((site.cluster("g", "c").await.status, site.cluster("g", "d").await.status), (201, 201));
+    assert_eq!(site.cluster("g", "e").await.code(), "QuotaExceeded");
+}
+
+/// A few large ones take as much as many.
+#[tokio::test]
+async fn group_whose_resources_are_too_large_may_only_make_them_smaller() {
+    let site = Bench::with_quotas(Quota { mib: 1, ..WIDE }, WIDE).await;
+    site.group("g").await;
+    let scope = format!("/subscriptions/{SUBSCRIPTION}/resourceGroups/g");
+    assert_eq!(site.assign("eve", ONBOARDING, &scope, json!({})).await.status, 201);
+    let large = |tags: usize| {
+        let mut body = new_cluster();
+        let names = (0..tags).map(|n| format!("{n:0>2}{}", "\u{1d11e}".repeat(510)));
+        body["tags"] =
+            names.map(|name| (name, json!("\u{1d11e}".repeat(256)))).collect::<serde_json::Map<_, _>>().into();
+        body
+    };
+    let put = async |n: usize, tags| site.call("eve", "PUT", &cluster("g", &format!("c{n}")), Some(large(tags))).await;
+    let mut made = 0;
+    let refused = loop {
+        let answer = put(made, 50).await;
+        if answer.status != 201 {
+            break answer;
+        }
+        made += 1;
+    };
+    // Each has 50 tags of 3 KiB.
+    assert_eq!((refused.status, refused.code(), made), (409, "QuotaExceeded", 6), "{}", refused.body);
+    let message = refused.body["error"]["message"].as_str().unwrap();
+    assert!(message.contains("and 1048576 (1 MiB) is the limit") && message.contains("group_mib"), "{message}");
+    assert_eq!(put(made, 1).await.status, 201, "a small one has room");
+    assert_eq!(put(made, 50).await.code(), "QuotaExceeded", "and may not grow beyond it");
+    assert_eq!(put(0, 25).await.status, 200);
+    assert_eq!(put(made, 25).await.status, 200, "what one gives up another one may have");
+    assert_eq!(site.call("owner", "GET", &cluster("g", "c0"), None).await.status, 200);
+}
