@@ -7,6 +7,7 @@
 //! | [`on_cluster`] | resources of a cluster that its agents follow |
 //! | [`names`], [`tags`] | names and tags as typed |
 //! | [`diagnoser`], [`known`] | what is wrong with agents |
+//! | [`left`] | what former agents left in a cluster |
 //! | [`steps`], [`interrupt`] | commands that take their time |
 
 mod account;
@@ -30,6 +31,7 @@ mod group;
 mod interrupt;
 mod known;
 mod kubeconfig;
+mod left;
 mod list;
 mod login;
 mod logout;

@@ -9,6 +9,7 @@
 //! | [`compare`] | what a new version of the agents needs that an upgrade may not give |
 //! | [`installed`] | the agents that are there |
 //! | [`kept`] | what the agents that are there were told |
+//! | [`left`] | what agents manage, and what former ones left |
 //! | [`rights`] | what the user may do |
 //! | [`pods`] | which pods are there, and which are not ready |
 //! | [`reasons`] | why they are not |
@@ -19,6 +20,7 @@ pub mod compare;
 pub mod error;
 pub mod installed;
 pub mod kept;
+pub mod left;
 pub mod place;
 pub mod pods;
 pub mod reasons;

@@ -393,6 +393,25 @@ fn extensions() -> anyhow::Result<()> {
     site.ok(&connect).with_context(pods)?;
     ensure!(pinned()? == first && uid()? == made, "a run that does not name extensions keeps them: {}", pinned()?);
 
+    // A release of a former connection, as helm keeps it.
+    let former = json!({
+        "apiVersion": "v1", "kind": "Secret", "type": "helm.sh/release.v1",
+        "metadata": {"name": "sh.helm.release.v1.former.v1", "namespace": "towline", "labels": {
+            "owner": "helm", "name": "former", "version": "1", "status": "deployed", "towline.io/extension": "former",
+        }},
+    });
+    let file = site.home.join("former.json");
+    std::fs::write(&file, former.to_string())?;
+    admin.ok(&["create", "-f", &file.display().to_string()])?;
+    let told = site.ok(&connect).with_context(pods)?;
+    ensure!(told.err.contains("extension former: helm -n towline uninstall former"), "g11: {}", told.err);
+    let bundle = site.stack.dir.join("former.zip").display().to_string();
+    let told = site.run(&["troubleshoot", "-n", "c1", "-g", GROUP, "--file", &bundle])?;
+    let hint = "hint: left_behind_check: extension former: helm -n towline uninstall former";
+    ensure!(told.err.contains(hint), "g11: {told:?}");
+    admin.ok(&["delete", "-f", &file.display().to_string()])?;
+    ensure!(!site.ok(&connect).with_context(pods)?.err.contains("former connection"), "g11: nothing is left");
+
     let features = ["-n", "c1", "-g", GROUP, "--features", "extensions"];
     site.ok(&[&["disable-features", "-y"][..], &features].concat()).with_context(pods)?;
     eventually("nothing of extensions is left", Duration::from_secs(90), || {

@@ -528,21 +528,24 @@ fn causes() -> anyhow::Result<()> {
     ensure!(site.field("fixed", "configmap/fixed-fixed", "{.data.greeting}")? == "hello", "as it was");
     site.delete("fixed")?;
 
-    // The gateway says it at once where the agents have told it which Kubernetes it is, and else the cluster does.
-    match put("newer", "newer", json!({"version": "1.0.0"})) {
-        Err(error) => {
-            let refused = format!("{error:#}");
-            let wanted = ["400", "VersionNotSupported", "1.0.0", "9.0.0", "the cluster has"];
-            ensure!(wanted.iter().all(|text| refused.contains(text)), "{refused}");
-        }
-        Ok(()) => {
-            failed("newer", "VersionNotSupported", &["1.0.0", "9.0.0", "the cluster has"])?;
-            site.delete("newer")?;
+    // The gateway says it at once where the agents have told it of the cluster, and else the cluster does.
+    let newer: &[&str] = &["1.0.0", "9.0.0", "the cluster has"];
+    let elsewhere: &[&str] = &["linux/s390x", "the cluster's nodes are linux/"];
+    for (name, code, says) in [("newer", "VersionNotSupported", newer), ("elsewhere", "UnsupportedPlatform", elsewhere)]
+    {
+        match put(name, name, json!({"version": "1.0.0"})) {
+            Err(error) => {
+                let refused = format!("{error:#}");
+                let is_said = |text: &str| refused.contains(text);
+                let is_refused = is_said("400") && is_said("VersionNotSupported");
+                ensure!(is_refused && says.iter().all(|text| is_said(text)), "{refused}");
+            }
+            Ok(()) => {
+                failed(name, code, says)?;
+                site.delete(name)?;
+            }
         }
     }
-    put("elsewhere", "elsewhere", json!({"version": "1.0.0"}))?;
-    failed("elsewhere", "UnsupportedPlatform", &["linux/s390x", "the cluster's nodes are linux/"])?;
-    site.delete("elsewhere")?;
 
     admin.ok(&["create", "namespace", "ending"])?;
     admin.apply(

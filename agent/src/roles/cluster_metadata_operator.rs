@@ -11,7 +11,8 @@ use k8s_openapi::api::core::v1::Node;
 use kube::{Api, Client, api::ListParams};
 use tokio::sync::watch;
 
-use self::guess::{Seen, guess};
+pub(super) use self::guess::platform;
+use self::guess::{Seen, guess, platforms};
 use super::{
     Entry, Role,
     health::Reporter,
@@ -60,6 +61,8 @@ pub struct Facts {
     pub distribution_version: Option<String>,
     /// aws, azure, gcp, ... or generic.
     pub infrastructure: Option<String>,
+    /// Platforms of all nodes, such as `linux/amd64`; none: not all are known.
+    pub platforms: Vec<String>,
     /// What could not be read, why, and what to do.
     pub problems: Vec<String>,
 }
@@ -126,10 +129,11 @@ impl ClusterMetadataOperator {
             Err(problem) => facts.problems.push(problem),
         }
         match nodes(client).await {
-            Ok(nodes) => {
+            Ok((nodes, are_all)) => {
                 let guessed = guess(&nodes, facts.kubernetes_version.as_deref());
                 facts.nodes = u32::try_from(nodes.len()).ok();
                 facts.cores = guessed.cores;
+                facts.platforms = if are_all { platforms(&nodes) } else { Vec::new() };
                 facts.distribution.get_or_insert(guessed.distribution);
                 facts.infrastructure.get_or_insert(guessed.infrastructure);
                 facts.distribution_version = guessed.version;
@@ -158,7 +162,8 @@ impl Role for ClusterMetadataOperator {
     }
 }
 
-async fn nodes(client: &Client) -> Result<Vec<Seen>, kube::Error> {
+/// The nodes, and whether these are all.
+async fn nodes(client: &Client) -> Result<(Vec<Seen>, bool), kube::Error> {
     let api: Api<Node> = Api::all(client.clone());
     let mut seen = Vec::new();
     let mut params = ListParams::default().limit(PAGE);
@@ -167,8 +172,8 @@ async fn nodes(client: &Client) -> Result<Vec<Seen>, kube::Error> {
         seen.extend(page.items.into_iter().map(Seen::of));
         match page.metadata.continue_.filter(|token| !token.is_empty()) {
             Some(token) => params.continue_token = Some(token),
-            None => break,
+            None => return Ok((seen, true)),
         }
     }
-    Ok(seen)
+    Ok((seen, false))
 }

@@ -239,6 +239,7 @@ impl ResourceSyncAgent {
             distribution: facts.distribution,
             distribution_version: facts.distribution_version,
             infrastructure: facts.infrastructure,
+            platforms: facts.platforms,
             errors,
             roles,
             desired_revision: self.desired.borrow().as_ref().map_or(0, |desired| desired.revision),

@@ -40,7 +40,7 @@ pub use self::{
     values::{fit, values_again},
 };
 use self::{install::Stopped, token::EnrolmentArgs, values::AgentArgs};
-use super::{CommonArgs, interrupt::Interrupt, names, print, steps::Steps, tags::TagArgs};
+use super::{CommonArgs, interrupt::Interrupt, left, names, print, steps::Steps, tags::TagArgs};
 use crate::{
     context::Context,
     failure::{INTERRUPTED, Outcome},
@@ -130,6 +130,9 @@ pub async fn run(args: Args) -> Outcome {
         print(&documents(&prepared))?;
         return Ok(ExitCode::SUCCESS);
     }
+    // What agents of this run install is none of a former connection.
+    let looking = prepared.cluster.managed(&prepared.namespace);
+    let Some(there) = interrupt.unless_heard(looking).await else { return Ok(ExitCode::from(INTERRUPTED)) };
     let mut made = install::Made::default();
     let result = install::run(&args, &mut prepared, &mut made, &mut steps, &mut interrupt).await;
     drop(steps);
@@ -137,6 +140,9 @@ pub async fn run(args: Args) -> Outcome {
         Ok(resource) => {
             made.give_up_turn().await;
             output::print(&resource, &args.common.output, COLUMNS)?;
+            let api = prepared.token.is_none().then_some(&prepared.api);
+            let is_new = prepared.before.resource.is_none() && prepared.enrolled.is_none();
+            left::told(api, &prepared.id, there, is_new, &prepared.namespace).await.iter().for_each(|line| say(line));
             Ok(ExitCode::SUCCESS)
         }
         Err(stopped) => {

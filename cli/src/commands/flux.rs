@@ -18,7 +18,7 @@ mod kustomization;
 mod logs;
 mod progress;
 mod source;
-mod source_control;
+pub(super) mod source_control;
 mod typed;
 
 use std::{process::ExitCode, time::Duration};

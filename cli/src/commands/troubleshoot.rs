@@ -145,7 +145,8 @@ async fn look(args: Args, job: &mut Job) -> Outcome {
     findings.push(store(&bundle, &file));
     let shown: Vec<Value> = findings.iter().map(Finding::json).collect();
     output::print(&shown.into(), &args.common.output, COLUMNS)?;
-    for finding in findings.iter().filter(|finding| finding.state != State::Passed) {
+    // What passed may still be told something of: what the agents warn of, and what is left behind.
+    for finding in &findings {
         finding.remedies.iter().for_each(|remedy| say(&format!("hint: {}: {remedy}", finding.check)));
     }
     Ok(ExitCode::from(code(&findings)))

@@ -3,7 +3,7 @@
 
 use http::StatusCode;
 use types::{
-    agent_api::{AgentError, Heartbeat, HeartbeatAnswer, Upgrade, codes},
+    agent_api::{AgentError, Heartbeat, HeartbeatAnswer, PLATFORMS_MAX, Upgrade, codes},
     instants::{self, instant},
 };
 
@@ -120,6 +120,10 @@ fn checked(mut told: Heartbeat, now_ms: i64) -> Result<Heartbeat, ApiError> {
             return Err(refused(name, &format!("a whole number from 0 to {MOST}")));
         }
     }
+    let is_platform = |text: &String| is_name(text) && text.split('/').count() == 2;
+    if told.platforms.len() > PLATFORMS_MAX || !told.platforms.iter().all(is_platform) {
+        return Err(refused("platforms", &format!("at most {PLATFORMS_MAX} platforms such as linux/amd64")));
+    }
     let strange = |(role, state): (&String, &String)| !is_name(role) || !STATES.contains(&state.as_str());
     if told.roles.len() > ROLES || told.roles.iter().any(strange) {
         return Err(refused("roles", &format!("at most {ROLES} names, each with one of {}", STATES.join(", "))));
@@ -198,6 +202,8 @@ mod tests {
     #[test]
     fn c6_what_an_agent_tells_is_bounded_and_refused_by_name() {
         assert!(check(json!({"totalNodeCount": 0, "totalCoreCount": MOST})).is_ok());
+        assert_eq!(check(json!({"platforms": ["linux/arm64"]})).unwrap().platforms, ["linux/arm64"]);
+        assert!(check(json!({})).unwrap().platforms.is_empty(), "an older agent");
         let long = "x".repeat(NAME + 1);
         for (change, target) in [
             (json!({"agentVersion": long}), "agentVersion"),
@@ -210,6 +216,9 @@ mod tests {
                 "roles",
             ),
             (json!({"errors": [error("yesterday", "m")]}), "errors[].time"),
+            (json!({"platforms": vec!["linux/amd64"; PLATFORMS_MAX + 1]}), "platforms"),
+            (json!({"platforms": ["linux"]}), "platforms"),
+            (json!({"platforms": ["linux/\u{0}"]}), "platforms"),
         ] {
             assert_eq!(check(change.clone()).unwrap_err(), target, "{change}");
         }

@@ -15,7 +15,7 @@ use super::{Call, json_aside, read};
 use crate::{
     answers::Body,
     api_error::ApiError,
-    resources::{self, connected_cluster},
+    resources::{connected_cluster, extension},
     store::agents::Agent,
 };
 
@@ -116,11 +116,12 @@ fn version(call: &Call<'_>) -> Result<(), ApiError> {
 struct Facts {
     kubernetes: Option<KubernetesVersion>,
     distribution: Option<String>,
+    platforms: Vec<String>,
 }
 
 impl Facts {
     fn cluster(&self) -> Cluster<'_> {
-        Cluster { kubernetes: self.kubernetes, distribution: self.distribution.as_deref(), platforms: &[] }
+        Cluster { kubernetes: self.kubernetes, distribution: self.distribution.as_deref(), platforms: &self.platforms }
     }
 }
 
@@ -132,7 +133,7 @@ async fn facts(call: &Call<'_>, id: &ResourceId) -> Result<Facts, ApiError> {
             format!("Extensions are of connected clusters ({}), not of '{}'.", connected_cluster::NAME, kind.name());
         return Err(ApiError::of(StatusCode::NOT_FOUND, "InvalidResourceType", message));
     }
-    let stored = resources::get(call.control, id).await?.ok_or_else(|| ApiError::resource_not_found(id))?;
+    let stored = read::present(call, id).await?;
     let agent = call.control.store.agent(&stored.key).await?;
     let told = agent.as_ref().map(|Agent { facts, .. }| facts);
     let of = |name: &str| {
@@ -142,6 +143,7 @@ async fn facts(call: &Call<'_>, id: &ResourceId) -> Result<Facts, ApiError> {
     Ok(Facts {
         kubernetes: of("kubernetesVersion").and_then(|text| text.parse().ok()),
         distribution: of("distribution").map(str::to_owned),
+        platforms: told.map(extension::platforms).unwrap_or_default(),
     })
 }
 

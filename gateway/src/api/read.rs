@@ -163,7 +163,7 @@ pub async fn resource(call: &Call<'_>, id: &ResourceId) -> Result<Response<Body>
         _ => call.authorize(&format!("{}/read", operations_of(kind)), id)?,
     }
     in_subscription(call, id)?;
-    let stored = resources::get(call.control, id).await?.ok_or_else(|| ApiError::resource_not_found(id))?;
+    let stored = present(call, id).await?;
     // There may be megabytes of them.
     let has_parts = kind.follows().is_some_and(|followed| followed.parts.is_some());
     let _turn = if has_parts { Some(call.control.long_lists.take(&party(call)).await?) } else { None };
@@ -530,12 +530,39 @@ fn tracked<'a>(call: &'a Call<'_>, scope: &ResourceId) -> Result<(Vec<Source>, V
     }
 }
 
+/// A resource that is asked for by its id.
+pub async fn present(call: &Call<'_>, id: &ResourceId) -> Result<Stored, ApiError> {
+    match resources::get(call.control, id).await? {
+        Some(stored) => Ok(stored),
+        None => Err(absent(call, id).await?),
+    }
+}
+
+/// The refusal for a resource that is not there. As in Azure Resource Manager it names the cluster or the group that should
+/// hold it, where that is what is not there.
+pub async fn absent(call: &Call<'_>, id: &ResourceId) -> Result<ApiError, ApiError> {
+    let missing = missing_above(call, id).await?;
+    Ok(ApiError::resource_not_found(missing.as_ref().unwrap_or(id)))
+}
+
+/// The topmost of those that should hold a resource, and are not there.
+pub async fn missing_above(call: &Call<'_>, id: &ResourceId) -> Result<Option<ResourceId>, ApiError> {
+    let (mut missing, mut next) = (None, id.parent().map(|parent| holder(&parent)));
+    while let Some(at) = next {
+        if resources::get(call.control, &at).await?.is_none() {
+            missing = Some(at.clone());
+        }
+        next = at.parent();
+    }
+    Ok(missing)
+}
+
 /// What is listed in must be there.
 async fn exists(call: &Call<'_>, scope: &ResourceId) -> Result<(), ApiError> {
     let at = holder(scope);
     match resources::get(call.control, &at).await? {
         Some(_) => Ok(()),
-        None => Err(ApiError::resource_not_found(&at)),
+        None => Err(absent(call, &at).await?),
     }
 }
 

@@ -306,7 +306,10 @@ async fn change(call: &Call<'_>, target: Target<'_>, change: Change) -> Result<R
             }
             // Somebody else was faster: what they wrote is looked at, unless the client insists on what it read.
             Err(Refused::Changed { .. } | Refused::NotEmpty { .. }) => {}
-            Err(Refused::NoParent { .. }) => return Err(no_parent(call, id).await?),
+            Err(Refused::NoParent { .. }) => {
+                let missing = read::missing_above(call, id).await?;
+                return Err(missing.as_ref().map_or_else(ApiError::raced, ApiError::resource_not_found));
+            }
         }
     }
     Err(ApiError::raced())
@@ -339,7 +342,7 @@ async fn prepare(
         (Change::Replace(new) | Change::Manage(new, ..), Some(old)) => replaced(kind, version, old, new),
         (Change::Replace(new) | Change::Manage(new, ..), None) => new.clone(),
         (Change::Merge(Patch { part, .. }) | Change::Roll(part, ..), Some(old)) => merged(kind, old, part),
-        (Change::Merge(_) | Change::Roll(..), None) => return Err(ApiError::resource_not_found(id)),
+        (Change::Merge(_) | Change::Roll(..), None) => return Err(read::absent(call, id).await?),
     };
     writes_for(call, kind, id, &body, "write")?;
     is_within_bounds(&body, change)?;
@@ -791,19 +794,6 @@ fn writes_for(
     call.authorize(&format!("{}/{verb}", read::operations_of(written)), &parent)
 }
 
-/// Which of those that should hold it is missing.
-async fn no_parent(call: &Call<'_>, id: &ResourceId) -> Result<ApiError, ApiError> {
-    let mut missing = id.parent().map(|parent| holder(&parent));
-    let mut next = missing.clone();
-    while let Some(at) = next {
-        if call.control.store.get(at.key()).await?.is_none() {
-            missing = Some(at.clone());
-        }
-        next = at.parent();
-    }
-    Ok(missing.map_or_else(ApiError::raced, |missing| ApiError::resource_not_found(&missing)))
-}
-
 /// DELETE of a resource, and of all that it holds; with `?onlyIfEmpty=true` only if that is nothing, and at once:
 /// nobody else can put something into it in between (feature I3).
 pub async fn delete(call: &Call<'_>, id: &ResourceId) -> Result<Response<Body>, ApiError> {
@@ -1014,7 +1004,7 @@ where
     let body = body::read_or_nothing(call, body).await?;
     read::in_subscription(call, id)?;
     let _turn = if kind.acts_alone(action) { Some(alone(call).await?) } else { None };
-    let resource = resources::get(call.control, id).await?.ok_or_else(|| ApiError::resource_not_found(id))?;
+    let resource = read::present(call, id).await?;
     call.may_still().await?;
     let acting = Acting {
         resource: &resource,

@@ -258,7 +258,8 @@ impl Kind for Extensions {
                 let told = |name: &str| agent.as_ref()?.facts.get(name)?.as_str().filter(|text| !text.is_empty());
                 let kubernetes = told("kubernetesVersion").and_then(|text| text.parse().ok());
                 let distribution = told("distribution").filter(|told| *told != UNKNOWN);
-                catalogued(own, &index, &Cluster { kubernetes, distribution, platforms: &[] })?;
+                let platforms = agent.as_ref().map(|agent| platforms(&agent.facts)).unwrap_or_default();
+                catalogued(own, &index, &Cluster { kubernetes, distribution, platforms: &platforms })?;
             }
             scope(own)?;
             if old.is_none() {
@@ -329,8 +330,14 @@ impl Kind for Extensions {
     }
 }
 
+/// The platforms of a cluster's nodes, as its agents told them; none of agents that do not tell them.
+pub fn platforms(facts: &Value) -> Vec<String> {
+    let told = facts.get("platforms").and_then(Value::as_array);
+    told.into_iter().flatten().filter_map(|one| Some(one.as_str()?.to_owned())).collect()
+}
+
 /// Refuses early what no version of the gateway's catalogue is, or what does not work on what is known of the cluster; that
-/// looks at its own, verified copy again, and at the platforms of its nodes, which it alone knows. Fills in the scope of the type where none is named.
+/// looks at its own, verified copy again. Fills in the scope of the type where none is named.
 fn catalogued(own: &mut Map<String, Value>, index: &Index, cluster: &Cluster<'_>) -> Result<(), ApiError> {
     let text = |name: &str| own.get(name).and_then(Value::as_str).map(str::to_owned);
     let wrong = |code: &str, message: String, at: &str| {

@@ -521,11 +521,16 @@ async fn template(own: &mut Map<String, Value>, writing: &Writing<'_>) -> Result
     let (name, kind_name) = (text("name"), text("type"));
     existing(template, &kind_name)?;
     let kind = super::kind(&kind_name).ok_or_else(|| ApiError::internal("a type of templates is not a kind"))?;
-    kind.check_name(&name).map_err(|detail| in_template(detail.into(), Some("name")))?;
     let old = writing.old.and_then(|old| old.body.get("properties")?.get("template")).filter(|old| old.is_object());
+    if old.is_none() {
+        kind.check_name(&name).map_err(|detail| in_template(detail.into(), Some("name")))?;
+    }
     if let Some(old) = old {
         for (at, new) in [("type", &kind_name), ("name", &name)] {
-            if old[at] != new.as_str() {
+            // As a resource does, what it makes keeps the name that it was created with, which is the same in any case.
+            if old[at].as_str().is_some_and(|old| old.eq_ignore_ascii_case(new)) {
+                template.insert(at.to_owned(), old[at].clone());
+            } else {
                 let message = format!(
                     "The property 'properties.template.{at}' is {} and cannot be changed. Write another assignment, and delete this one.",
                     old[at]
@@ -545,33 +550,37 @@ async fn template(own: &mut Map<String, Value>, writing: &Writing<'_>) -> Result
     }
     let raw = Map::from_iter([("properties".to_owned(), template["properties"].clone())]);
     let mut body = schema::check(kind.schema(), &raw).map_err(|detail| in_template(detail.into(), None))?;
-    let given = kind.split_protected(&mut body.clone());
     let sealed = writing.old.and_then(|stored| stored.protected.as_deref());
     let kept = match sealed.and_then(|sealed| writing.control.unseal(writing.id.key(), sealed)) {
         Some(Value::Object(kept)) => of_template(&kept),
         _ => Map::new(),
     };
-    let gives_all = !given.sent.is_empty() && given.replaces(&kept);
-    // Who gives the same again changes nothing.
-    let brings = given.sent.iter().any(|(place, value)| kept.get(place) != Some(value));
-    if let Some(old) = old.filter(|_| !kept.is_empty() && !given.replaces(&kept)) {
-        let before = Map::from_iter([("properties".to_owned(), old["properties"].clone())]);
-        let (before, now) = (kind.sends_secrets_to(&before), kind.sends_secrets_to(&body));
-        if before != now {
-            let refused = followed::aimed_elsewhere(before.as_deref(), now.as_deref());
-            return Err(in_template(refused, None));
-        }
-    }
-    schema::restore_protected(&mut body, &kept);
     let before = old
         .zip(writing.old)
         .map(|(old, stored)| Stored { body: json!({"properties": old["properties"]}), ..stored.clone() });
     let id = somewhere(writing.id, kind, &name)?;
     let version = kind.api_versions().last().copied().unwrap_or_default();
-    let inner = Writing { id: &id, old: before.as_ref(), version, ..*writing };
+    let inner = Writing { id: &id, old: before.as_ref(), said: &raw, version, ..*writing };
     kind.write(&mut body, &inner).await.map_err(|error| in_template(error, None))?;
+    // After that, as with a resource in a cluster: the kind says which of those that are kept are to go.
     let mut shown = body.clone();
-    kind.split_protected(&mut shown);
+    let given = kind.split_protected(&mut shown);
+    if let Some(before) = before.as_ref().and_then(|before| before.body.as_object())
+        && !given.replaces(&kept)
+    {
+        let (before, now) = (kind.sends_secrets_to(before), kind.sends_secrets_to(&body));
+        if before.is_some() && before != now {
+            let refused = followed::aimed_elsewhere(before.as_deref(), now.as_deref());
+            return Err(in_template(refused, None));
+        }
+    }
+    let gives_all = !given.sent.is_empty() && given.replaces(&kept);
+    // Who gives the same again changes nothing.
+    let is_new = |(place, value): (&String, &Value)| match value {
+        Value::Null => kept.contains_key(place),
+        value => kept.get(place) != Some(value),
+    };
+    let brings = given.sent.iter().any(is_new);
     let is_changed = brings || old.is_none_or(|old| Some(&old["properties"]) != shown.get("properties"));
     if let Some(properties) = body.remove("properties") {
         template.insert("properties".to_owned(), properties);

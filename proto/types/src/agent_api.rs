@@ -255,6 +255,9 @@ pub struct CatalogueTrust {
     pub keys: Vec<String>,
 }
 
+/// Platforms of nodes that are told at most: a cluster of more says none.
+pub const PLATFORMS_MAX: usize = 16;
+
 /// What an agent tells every few minutes (C6, M1-M5, D7). Absent facts are not known, which is not zero.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
@@ -282,6 +285,9 @@ pub struct Heartbeat {
     /// aws, azure, gcp, ... or generic.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub infrastructure: Option<String>,
+    /// Platforms of all nodes, such as `linux/amd64`, sorted and each once. Empty: they are not known, or the agent is older.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub platforms: Vec<String>,
     /// What does not work, newest first (`arcAgentProfile.agentErrors`).
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub errors: Vec<AgentError>,

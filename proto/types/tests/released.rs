@@ -56,6 +56,7 @@ fn messages() -> Vec<(&'static str, Again, Value)> {
     let heartbeat = json!({
         "agentVersion": "0.2.0", "kubeSystemUid": "u", "kubernetesVersion": "v1.36.0", "totalNodeCount": 3,
         "totalCoreCount": 12, "distribution": "k3s", "distributionVersion": "1.36", "infrastructure": "generic",
+        "platforms": ["linux/amd64", "linux/arm64"],
         "errors": [{"message": "m", "severity": "Error", "component": "c", "time": TIME}],
         "roles": {"refresh": "Running"}, "desiredRevision": 7,
         "upgrade": {"version": "0.2.1", "state": "RolledBack", "reason": "ImagePull", "message": "m", "time": TIME},

@@ -1,8 +1,9 @@
 //! Which distribution a cluster is and what it runs on, by what its nodes look like.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::core::v1::Node;
+use types::agent_api::PLATFORMS_MAX;
 
 /// Labels that only one distribution gives its nodes.
 const LABELS: [(&str, &str); 6] = [
@@ -28,6 +29,8 @@ const INFRASTRUCTURES: [(&str, &str); 8] = [
     ("azure_stack_hci", "azure_stack_hci"),
     ("azure_stack_hub", "azure_stack_hub"),
 ];
+/// Characters of a node's operating system, and of its architecture: all there are have fewer.
+const WORD_CHARS: usize = 60;
 /// Where nothing is known.
 pub(super) const GENERIC: &str = "generic";
 
@@ -38,6 +41,7 @@ pub(super) struct Seen {
     annotations: BTreeMap<String, String>,
     provider: String,
     millicores: Option<u64>,
+    platform: Option<String>,
 }
 
 /// What the labels, annotations and providers of the nodes suggest about the cluster.
@@ -49,10 +53,29 @@ pub(super) struct Guess {
     pub cores: Option<u32>,
 }
 
+/// The operating system and the architecture of a node, such as `linux/amd64`, as its kubelet says. None: it says nothing
+/// that is one.
+pub(crate) fn platform(node: &Node) -> Option<String> {
+    let info = node.status.as_ref()?.node_info.as_ref()?;
+    let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    let is_word = |text: &String| (1..=WORD_CHARS).contains(&text.len()) && text.chars().all(plain);
+    let is_said = is_word(&info.operating_system) && is_word(&info.architecture);
+    is_said.then(|| format!("{}/{}", info.operating_system, info.architecture))
+}
+
+/// Platforms of all nodes. None: one of them does not say, or there are too many.
+pub(super) fn platforms(nodes: &[Seen]) -> Vec<String> {
+    let all: Option<BTreeSet<&str>> = nodes.iter().map(|node| node.platform.as_deref()).collect();
+    let all = all.filter(|all| all.len() <= PLATFORMS_MAX).unwrap_or_default();
+    all.into_iter().map(str::to_owned).collect()
+}
+
 impl Seen {
     pub(super) fn of(node: Node) -> Self {
+        let platform = platform(&node);
         let capacity = node.status.and_then(|status| status.capacity).unwrap_or_default();
         Self {
+            platform,
             labels: node.metadata.labels.unwrap_or_default(),
             annotations: node.metadata.annotations.unwrap_or_default(),
             provider: node.spec.and_then(|spec| spec.provider_id).unwrap_or_default(),
@@ -117,7 +140,29 @@ mod tests {
             annotations: annotation.map(|(key, value)| (key.to_owned(), value.to_owned())).into_iter().collect(),
             provider: provider.to_owned(),
             millicores: Some(3920),
+            platform: None,
         }
+    }
+
+    #[test]
+    fn e12_platforms_are_those_of_all_nodes_or_none() {
+        let of = |system: &str, architecture: &str| {
+            let info = serde_json::json!({
+                "operatingSystem": system, "architecture": architecture, "machineID": "", "systemUUID": "", "bootID": "",
+                "kernelVersion": "", "osImage": "", "containerRuntimeVersion": "", "kubeletVersion": "", "kubeProxyVersion": "",
+            });
+            let node = serde_json::json!({"metadata": {"name": "n"}, "status": {"nodeInfo": info}});
+            Seen::of(serde_json::from_value(node).unwrap())
+        };
+        let (arm, amd, windows) = (of("linux", "arm64"), of("linux", "amd64"), of("windows", "amd64"));
+        let all = [arm.clone(), windows, amd, arm.clone()];
+        assert_eq!(platforms(&all), ["linux/amd64", "linux/arm64", "windows/amd64"]);
+        for unknown in [of("", "arm64"), of("linux", ""), of("linux", "arm/v7"), of("a\u{7}", "b"), Seen::default()] {
+            assert!(platforms(&[arm.clone(), unknown]).is_empty(), "what one node has is not known");
+        }
+        let many: Vec<_> = (0..=PLATFORMS_MAX).map(|number| of("linux", &number.to_string())).collect();
+        assert!(platforms(&many).is_empty());
+        assert_eq!(platforms(&many[1..]).len(), PLATFORMS_MAX);
     }
 
     #[test]

@@ -204,11 +204,7 @@ pub async fn facts(client: &Client, preset: Option<String>) -> Result<Facts, Pro
     let version = client.apiserver_version().await.map_err(unknown)?;
     let nodes: Api<Node> = Api::all(client.clone());
     let nodes = nodes.list(&ListParams::default().limit(500)).await.map_err(unknown)?;
-    let platform = |node: &Node| {
-        let info = node.status.as_ref()?.node_info.as_ref()?;
-        Some(format!("{}/{}", info.operating_system, info.architecture))
-    };
-    let mut platforms: Vec<_> = nodes.items.iter().filter_map(platform).collect();
+    let mut platforms: Vec<_> = nodes.items.iter().filter_map(cluster_metadata_operator::platform).collect();
     platforms.sort_unstable();
     platforms.dedup();
     let distribution = preset.or_else(|| cluster_metadata_operator::distribution(nodes.items, &version.git_version));

@@ -22,7 +22,7 @@ use crate::{
 };
 
 /// The provider and the type.
-const CONFIGURATIONS: ResourceType =
+pub const CONFIGURATIONS: ResourceType =
     ResourceType { provider: "Microsoft.KubernetesConfiguration", name: "sourceControlConfigurations" };
 const COLUMNS: &[Column] = &[
     ("Name", "/name"),

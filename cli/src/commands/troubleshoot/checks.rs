@@ -17,7 +17,7 @@ use types::{
 use super::{Bundle, Diagnoser, Finding, Job, State, guard};
 use crate::{
     api::{Api, ApiError, at, versions},
-    commands::{address, diagnoser::WITHIN, known, target::Target},
+    commands::{address, diagnoser::WITHIN, known, left, target::Target},
     failure::Failure,
     kubeconfig::AddressForm,
     kubernetes::{
@@ -67,6 +67,9 @@ pub async fn run(
         all.push(upgrade(cluster, namespace, bundle).await);
         all.push(certificate(cluster, namespace).await);
         all.push(users_way(cluster, namespace).await);
+        if resource.is_some() {
+            all.push(left_behind(api, id, cluster, namespace).await);
+        }
         guard::run(cluster, namespace, &mut all).await;
     }
     if let Some(resource) = &resource {
@@ -255,6 +258,33 @@ async fn agents(id: &ResourceId, cluster: &Kubernetes, has_resource: bool, all: 
 async fn leaving(cluster: &Kubernetes, namespace: &str) -> Option<Finding> {
     let there = cluster.get(&Place::of(NAMESPACE, namespace)).await.ok()??;
     judge_namespace(&there, namespace)
+}
+
+const LEFT: &str = "left_behind_check";
+
+/// What goes on in the cluster that the gateway does not know.
+async fn left_behind(api: &Api, id: &ResourceId, cluster: &Kubernetes, namespace: &str) -> Finding {
+    // The cluster first: what is made in between is known at the gateway.
+    let there = match cluster.managed(namespace).await {
+        Ok(there) => there,
+        Err(error) => return Finding::new(LEFT, State::Incomplete, format!("{error:#}")),
+    };
+    match left::known(api, id).await {
+        Ok(known) => judge_left(left::lines(&there, &known, namespace)),
+        Err(failure) => Finding::new(LEFT, State::Incomplete, format!("{:#}", failure.into_error())),
+    }
+}
+
+/// It is told and no fault: somebody may want it so.
+fn judge_left(lines: Vec<String>) -> Finding {
+    if lines.is_empty() {
+        return Finding::new(LEFT, State::Passed, "the gateway knows all extensions and configurations in the cluster");
+    }
+    let names: Vec<&str> =
+        lines.iter().map(|line| line.split_once(": ").map_or(line.as_str(), |(name, _)| name)).collect();
+    let mut finding = Finding::new(LEFT, State::Passed, format!("{}: {}", left::HEADING, names.join(", ")));
+    finding.remedies = std::iter::once(left::ADVICE.to_owned()).chain(lines).collect();
+    finding
 }
 
 fn judge_namespace(there: &Value, namespace: &str) -> Option<Finding> {
@@ -566,6 +596,20 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn g11_what_is_left_behind_is_told_with_what_to_do_and_is_no_failure() {
+        let nothing = judge_left(Vec::new());
+        assert!(nothing.state == State::Passed && nothing.remedies.is_empty());
+        let found = judge_left(vec!["extension web: helm -n web uninstall web".to_owned(), "and 5 more".to_owned()]);
+        assert!(
+            found.state == State::Passed && found.detail.ends_with(": extension web, and 5 more"),
+            "{}",
+            found.detail
+        );
+        assert_eq!(found.remedies.len(), 3);
+        assert!(found.remedies[1].contains("helm -n web uninstall web"), "{:?}", found.remedies);
+    }
 
     #[test]
     fn u1_upgrade_that_waits_or_was_taken_back_is_a_finding_with_its_remedy() {

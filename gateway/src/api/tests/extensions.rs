@@ -772,6 +772,42 @@ async fn e12_version_that_does_not_work_on_what_is_known_of_the_cluster_is_refus
 }
 
 #[tokio::test]
+async fn e12_a_version_that_no_node_can_run_is_refused_when_it_is_written() {
+    let folder = tempfile::tempdir().unwrap();
+    crate::catalogue::tests::make(&folder.path().join("catalogue"), &[("1.0.0", &["Stable"])], |index| {
+        index.types[0].versions[0].platforms = vec!["linux/amd64".to_owned(), "linux/arm64".to_owned()];
+    });
+    let clock_ms = Arc::new(AtomicI64::new(1_800_000_000_000));
+    let site = Bench::open(folder, TestIssuer::new("https://issuer.test"), clock_ms, None).await;
+    site.group("g").await;
+    site.cluster("g", "c").await;
+    while site.control.catalogue().is_none() {
+        tokio::task::yield_now().await;
+    }
+    let put = async |name: &str, more: Value| {
+        let mut own = json!({"extensionType": "example.web"});
+        own.as_object_mut().unwrap().extend(more.as_object().cloned().unwrap());
+        site.call("owner", "PUT", &extension("c", name), Some(json!({"properties": own}))).await
+    };
+    let tell = async |facts: Value| {
+        let key = cluster_id("g", "c").to_ascii_lowercase();
+        site.control.store.put_facts(&key, None, &facts, None, 1).await.unwrap();
+    };
+    tell(json!({"platforms": ["linux/riscv64", "windows/amd64"]})).await;
+    for more in [json!({"version": "1.0.0"}), json!({})] {
+        let refused = put("web", more).await;
+        assert_eq!((refused.status, refused.code()), (400, "VersionNotSupported"), "{}", refused.body);
+        let says = "it runs on linux/amd64, linux/arm64, and the cluster's nodes are linux/riscv64, windows/amd64";
+        assert!(refused.body.to_string().contains(says), "{}", refused.body);
+    }
+    // One node that can is enough, and an agent that does not tell of platforms is as before.
+    tell(json!({"platforms": ["linux/arm64", "windows/amd64"]})).await;
+    assert_eq!(put("web", json!({"version": "1.0.0"})).await.status, 201);
+    tell(json!({"kubernetesVersion": "1.36.0"})).await;
+    assert_eq!(put("other", json!({})).await.status, 201);
+}
+
+#[tokio::test]
 async fn e7_who_names_no_namespace_means_the_one_that_is_there() {
     let site = bench().await;
     let body = |scope: Value| {

@@ -1034,6 +1034,95 @@ async fn g13_same_template_with_the_same_secret_is_no_new_one() {
     assert!(site.generation("a").await > first);
 }
 
+/// The other kind was refused beside the former one, which nobody could take away who does not see it.
+#[tokio::test]
+async fn g13_template_takes_other_credentials_as_a_configuration_does() {
+    let site = site(&["a"]).await;
+    let of_blob = |url: &str, credentials: Value| {
+        let mut blob = json!({"url": url, "containerName": "c"});
+        blob.as_object_mut().unwrap().extend(credentials.as_object().cloned().unwrap());
+        let mut body = wanted(json!({}));
+        body["properties"]["template"]["properties"] = json!({"sourceKind": "AzureBlob", "azureBlob": blob});
+        body
+    };
+    let key = cluster_id("g", "a").to_ascii_lowercase();
+    let settings = async || {
+        site.roll().await;
+        let there = site.control.objects(&key, Some(CONFIGURATIONS), None).await.unwrap().objects[0].clone();
+        let question = types::agent_api::ProtectedQuestion { id: there.id, protected: there.protected.unwrap() };
+        let told = site.control.protected_of(&key, &question).await.unwrap().settings;
+        told.into_iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>()
+    };
+    let (here, elsewhere) = ("https://account.example.com", "https://other.example.com");
+    for (url, credentials, sealed) in [
+        (here, json!({"accountKey": "geheim-1"}), "azureBlob.accountKey=geheim-1"),
+        (here, json!({"sasToken": "geheim-2"}), "azureBlob.sasToken=geheim-2"),
+        (elsewhere, json!({"accountKey": "geheim-3"}), "azureBlob.accountKey=geheim-3"),
+    ] {
+        site.wants("all", of_blob(url, credentials)).await;
+        assert_eq!(settings().await, [sealed]);
+    }
+    let generation = site.generation("a").await;
+    site.wants("all", of_blob(elsewhere, json!({"accountKey": "geheim-3"}))).await;
+    site.wants("all", of_blob(elsewhere, json!({}))).await;
+    assert_eq!(settings().await, ["azureBlob.accountKey=geheim-3"]);
+    assert_eq!(site.generation("a").await, generation, "the same again, or what is kept, changes nothing");
+    let both = of_blob(elsewhere, json!({"accountKey": "geheim-3", "sasToken": "geheim-2"}));
+    let refused = site.fleet("PUT", "all", Some(both)).await;
+    assert_eq!((refused.status, refused.code()), (400, "InvalidCredentials"), "{}", refused.body);
+    assert_eq!(refused.body["error"]["target"], "properties.template.properties.azureBlob.sasToken");
+}
+
+#[tokio::test]
+async fn g13_template_is_refused_for_what_a_configuration_is_and_takes_what_was_read_of_one() {
+    let site = site(&["a"]).await;
+    let inner = |change: Value| {
+        let mut body = wanted(json!({}));
+        let own = body["properties"]["template"]["properties"].as_object_mut().unwrap();
+        own.extend(change.as_object().cloned().unwrap());
+        body
+    };
+    let git = |more: Value| {
+        let mut git = json!({"url": "https://example.com/shop.git"});
+        git.as_object_mut().unwrap().extend(more.as_object().cloned().unwrap());
+        json!({ "gitRepository": git })
+    };
+    let ssh = json!({"gitRepository": {"url": "ssh://git@github.com/a/b"}, "configurationProtectedSettings": {"sshPrivateKey": SECRET}});
+    for (change, at) in [
+        (git(json!({"repositoryRef": {"branch": "a..b"}})), "gitRepository.repositoryRef.branch"),
+        (git(json!({"repositoryRef": {"semver": "x y z"}})), "gitRepository.repositoryRef.semver"),
+        (git(json!({"repositoryRef": {"branch": "a", "tag": "b"}})), "gitRepository.repositoryRef"),
+        (git(json!({"sshKnownHosts": SECRET})), "gitRepository.sshKnownHosts"),
+        (git(json!({"localAuthRef": "a", "httpsCACert": SECRET})), "gitRepository.httpsCACert"),
+        (ssh, "configurationProtectedSettings.sshPrivateKey"),
+        (
+            json!({"kustomizations": {"a": {"postBuild": {"substitute": {"1": "x"}}}}}),
+            "kustomizations.a.postBuild.substitute.1",
+        ),
+        (json!({"kustomizations": {"x".repeat(60): {}}}), "kustomizations"),
+    ] {
+        let refused = site.fleet("PUT", "all", Some(inner(change))).await;
+        assert_eq!(refused.status, 400, "{at}: {}", refused.body);
+        let place = format!("properties.template.properties.{at}");
+        assert!(refused.body.to_string().contains(&place), "{place}: {}", refused.body);
+    }
+    site.wants("all", wanted(json!({}))).await;
+    site.roll().await;
+    let generation = site.generation("a").await;
+    // As somebody reads it of a cluster, with what only the gateway writes.
+    let read = site.made("a", "shop").await.body["properties"].clone();
+    assert!(read["provisioningState"].is_string() && read["kustomizations"]["apps"]["name"].is_string(), "{read}");
+    let mut again = wanted(json!({}));
+    again["properties"]["template"]["properties"] = read;
+    again["properties"]["template"]["name"] = "SHOP".into();
+    site.clock_ms.fetch_add(1000, Ordering::SeqCst);
+    let written = site.fleet("PUT", "all", Some(again)).await;
+    assert_eq!(written.status, 200, "{}", written.body);
+    assert_eq!(written.body["properties"]["template"]["name"], "shop", "it keeps its name");
+    site.roll().await;
+    assert_eq!(site.generation("a").await, generation, "nothing was changed");
+}
+
 /// Checks, sealing and showing of many values held up a worker for up to half a second. Now they leave it to others
 /// (`long_work_that_borrows_leaves_its_thread_to_others`), which changes no answer.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -953,6 +953,52 @@ async fn g2_without_flux_in_the_catalogue_a_configuration_is_refused() {
     assert_eq!(site.call("owner", "PUT", &nowhere, Some(git())).await.status, 404);
 }
 
+/// As Azure Resource Manager says of an extension resource; `az` looks for this code to tell which of both is missing.
+#[tokio::test]
+async fn e1_of_what_is_below_a_cluster_that_is_not_there_the_cluster_is_named() {
+    let site = site().await;
+    let kinds = ["extensions", "fluxConfigurations", "sourceControlConfigurations"];
+    let at = |cluster: &str, kind: &str, name: &str| {
+        let version = if kind == "extensions" {
+            "2023-05-01"
+        } else if kind == kinds[1] {
+            "2025-04-01"
+        } else {
+            "2023-05-01"
+        };
+        format!(
+            "{}/providers/Microsoft.KubernetesConfiguration/{kind}{name}?api-version={version}",
+            cluster_id("g", cluster)
+        )
+    };
+    let absent = "The Resource 'Microsoft.Kubernetes/connectedClusters/none' under resource group 'g' was not found.";
+    let patch = json!({"properties": {}});
+    for kind in kinds {
+        let mut calls = vec![("GET", "/shop", None), ("GET", "", None)];
+        if kind == "fluxConfigurations" {
+            calls.extend([("PUT", "/shop", Some(git())), ("PATCH", "/shop", Some(patch.clone()))]);
+        }
+        for (method, name, body) in calls {
+            let answer = site.call("owner", method, &at("none", kind, name), body.clone()).await;
+            assert_eq!((answer.status, answer.code()), (404, "ResourceNotFound"), "{method} {kind}: {}", answer.body);
+            assert_eq!(answer.body["error"]["message"], absent, "{method} {kind}");
+            let nowhere = at("none", kind, name).replace("/resourceGroups/g/", "/resourceGroups/nowhere/");
+            let answer = site.call("owner", method, &nowhere, body.clone()).await;
+            assert_eq!((answer.status, answer.code()), (404, "ResourceGroupNotFound"), "{method}: {}", answer.body);
+            // Who may not is told the same of a cluster that is there.
+            for cluster in ["none", "c"] {
+                let refused = site.call("stranger", method, &at(cluster, kind, name), body.clone()).await;
+                assert_eq!((refused.status, refused.code()), (403, "AuthorizationFailed"), "{}", refused.body);
+            }
+        }
+        assert_eq!(site.call("owner", "DELETE", &at("none", kind, "/shop"), None).await.status, 204);
+        let there = site.call("owner", "GET", &at("c", kind, "/shop"), None).await;
+        assert_eq!((there.status, there.code()), (404, "ResourceNotFound"));
+        let message = there.body["error"]["message"].as_str().unwrap();
+        assert!(message.contains(&format!("Microsoft.KubernetesConfiguration/{kind}/shop")), "{message}");
+    }
+}
+
 #[tokio::test]
 async fn g2_the_extension_stays_while_there_are_configurations() {
     let site = site().await;
