@@ -36,14 +36,14 @@ pub const AUTHORITY_AHEAD: Duration = Duration::from_secs(365 * 86_400);
 pub const SERVER_LIFE: Duration = Duration::from_secs(90 * 86_400);
 /// Age of the server's certificate at which the next one is made.
 pub const SERVER_RENEW_AT: Duration = Duration::from_secs(45 * 86_400);
-/// How far an authority may begin ahead of the clock, and how long before its end it is forgotten. Ahead it was made
-/// while the clock was wrong, and no client takes it before it begins; at its end the server's certificate, which ends
-/// with it, must already be followed by one of the next authority.
+/// How long before its end an authority is forgotten: the server's certificate, which ends with it, must already be
+/// followed by one of the next authority.
 const AUTHORITY_MARGIN: Duration = Duration::from_secs(86_400);
 /// By how much a certificate begins before it is made, for clocks that are behind.
 const BACKDATED: Duration = Duration::from_secs(3600);
-/// Authorities kept at once: one, and the next.
-const AUTHORITIES_MAX: usize = 2;
+/// Authorities kept at once: one, the next, and one that begins ahead of the clock. It was made while a clock was wrong,
+/// or this one is behind: nobody can tell, and what apiservers trust must not be lost. Until it begins it signs nothing.
+const AUTHORITIES_MAX: usize = 3;
 
 /// The certificates, the oldest authority first. Keys do not print.
 #[derive(Clone, Default)]
@@ -116,7 +116,7 @@ impl Generation {
     }
 
     fn is_of_use(&self, now: SystemTime) -> bool {
-        self.has_begun(now + AUTHORITY_MARGIN) && now + AUTHORITY_MARGIN < self.validity.not_after
+        now + AUTHORITY_MARGIN < self.validity.not_after
     }
 }
 
@@ -150,11 +150,12 @@ impl Webhook {
         kept
     }
 
-    /// Makes what is missing, has ended, or is to be followed; forgets authorities that have ended, or will only begin.
+    /// Makes what is missing, has ended, or is to be followed; forgets authorities that have ended, and no others.
     /// `client` is the client's name, `names` the server's. Whether anything has changed.
     ///
     /// # Errors
-    /// [`AuthorityError::Name`] for no name at all or one that no certificate can hold.
+    /// [`AuthorityError::Name`] for no name at all or one that no certificate can hold; [`AuthorityError::Internal`] where
+    /// another authority is needed and there are as many as are kept.
     pub fn renew(&mut self, client: &str, names: &[&str], now: SystemTime) -> Result<bool, AuthorityError> {
         let before = self.authorities.len();
         self.authorities.retain(|generation| generation.is_of_use(now));
@@ -165,7 +166,11 @@ impl Webhook {
                 && now + AUTHORITY_AHEAD < generation.validity.not_after
         };
         if !self.authorities.iter().any(fresh) {
-            self.authorities.truncate(AUTHORITIES_MAX - 1);
+            if self.authorities.len() >= AUTHORITIES_MAX {
+                return Err(AuthorityError::Internal(
+                    "there are three authorities, and none is of use at this time of day",
+                ));
+            }
             self.authorities.push(Arc::new(Generation::make(client, now)?));
             changed = true;
         }
@@ -216,6 +221,17 @@ impl Webhook {
     /// When the newest client's certificate and the server's end.
     pub fn ends(&self) -> Option<(SystemTime, SystemTime)> {
         Some((self.authorities.last()?.client.validity.not_after, self.server.as_ref()?.validity.not_after))
+    }
+
+    /// Whether the server's certificate is in its time.
+    pub fn holds(&self, now: SystemTime) -> bool {
+        self.server.as_ref().is_some_and(|server| server.holds(now))
+    }
+
+    /// The latest beginning of an authority, where that is still to come.
+    pub fn begins(&self, now: SystemTime) -> Option<SystemTime> {
+        let ahead = self.authorities.iter().filter(|generation| !generation.has_begun(now));
+        ahead.map(|generation| generation.validity.not_before).max()
     }
 
     /// What the server shows, by the clock of each handshake: nothing outside of its time.
@@ -317,6 +333,42 @@ mod tests {
             webhook.renew(CLIENT, NAMES, begin() + DAY / 2).unwrap();
             assert_eq!(webhook.authorities.len(), made, "one is enough");
         }
+    }
+
+    /// A pod whose clock stood before the authority was made threw it away, and all apiservers had dead files.
+    #[test]
+    fn z10_a_clock_that_is_behind_throws_no_authority_away() {
+        for behind in [Duration::from_secs(2 * 3600), 365 * DAY] {
+            let mut webhook = made();
+            let authority = webhook.authorities();
+            webhook.renew(CLIENT, NAMES, begin() - behind).unwrap();
+            let mut webhook = Webhook::read(&webhook.kept());
+            assert!(webhook.authorities().starts_with(&authority), "{behind:?}");
+            assert!(webhook.begins(begin() - behind).is_some() && webhook.begins(begin()).is_none());
+            webhook.renew(CLIENT, NAMES, begin()).unwrap();
+            let server = webhook.server.as_ref().unwrap();
+            assert!(
+                webhook.authorities[0].authority.is_issuer_of(&server.credentials),
+                "who has the old file trusts it"
+            );
+            assert!(webhook.authorities().starts_with(&authority));
+        }
+    }
+
+    /// In the last year there are two, and a clock that is behind sees the next one begin ahead.
+    #[test]
+    fn z10_a_clock_that_is_behind_throws_the_next_authority_not_away() {
+        let mut webhook = made();
+        let late = begin() + 3286 * DAY;
+        webhook.renew(CLIENT, NAMES, late).unwrap();
+        let both = webhook.authorities();
+        assert_eq!(both.len(), 2);
+        webhook.renew(CLIENT, NAMES, late - DAY / 2).unwrap();
+        assert!(webhook.authorities().starts_with(&both));
+        // No more than three are kept, and none is thrown away for another one.
+        let all = webhook.authorities();
+        assert!(all.len() == 3 && webhook.renew(CLIENT, NAMES, begin() - 365 * DAY).is_err());
+        assert_eq!(webhook.authorities(), all);
     }
 
     /// Looks are a minute apart, and a certificate that ends between two of them must not be the only one.

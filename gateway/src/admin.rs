@@ -257,7 +257,11 @@ async fn pause_upgrades(State(admin): Shared) -> Response {
 async fn resume_upgrades(State(admin): Shared) -> Response {
     let Some(control) = &admin.core.control else { return no_api() };
     match upgrades::resume(control).await {
-        Ok(()) => "resumed\n".into_response(),
+        Ok(true) => "resumed\n".into_response(),
+        Ok(false) => {
+            let message = "somebody paused or resumed upgrades at the same moment, and nothing was changed: look at /upgrades, and resume them then\n";
+            (StatusCode::CONFLICT, message).into_response()
+        }
         Err(error) => not_done(&error),
     }
 }

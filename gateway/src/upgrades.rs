@@ -42,6 +42,8 @@ const LOOK_EVERY: Duration = Duration::from_secs(30);
 /// Notes that are written at once, and by one look at most.
 const AT_ONCE: usize = 16;
 const NOTES: usize = 1024;
+/// How often a pause is tried that meets what somebody else says at the same moment.
+const PAUSE_TRIES: u32 = 16;
 
 /// Keeps looking until the gateway drains.
 pub async fn run(control: Arc<Control>, metrics: Arc<Metrics>, shutdown: Shutdown) {
@@ -76,16 +78,24 @@ fn offers(control: &Control) -> bool {
 /// # Errors
 /// The store cannot be read.
 pub async fn look(control: &Arc<Control>, metrics: &Metrics) -> Result<Plan, String> {
-    let (plan, revisions, _) = planned(control).await?;
+    let planned = planned(control).await?;
     for phase in Phase::ALL {
-        metrics.upgrade_clusters(phase.as_str(), plan.count(phase));
+        metrics.upgrade_clusters(phase.as_str(), planned.plan.count(phase));
     }
-    for some in plan.changes[..plan.changes.len().min(NOTES)].chunks(AT_ONCE) {
-        for done in join_all(some.iter().map(|change| note(control, change, &revisions))).await {
+    carry_out(control, &planned).await?;
+    Ok(planned.plan)
+}
+
+/// Notes what was planned, unless an operator has said something since: the next look decides by that.
+pub(crate) async fn carry_out(control: &Control, planned: &Planned) -> Result<(), String> {
+    let changes = &planned.plan.changes;
+    for some in changes[..changes.len().min(NOTES)].chunks(AT_ONCE) {
+        let noting = some.iter().map(|change| note(control, change, &planned.revisions, planned.kept.as_ref()));
+        for done in join_all(noting).await {
             done?;
         }
     }
-    Ok(plan)
+    Ok(())
 }
 
 /// How far everything is, for operators.
@@ -93,41 +103,61 @@ pub async fn look(control: &Arc<Control>, metrics: &Metrics) -> Result<Plan, Str
 /// # Errors
 /// The store cannot be read.
 pub async fn status(control: &Control) -> Result<Value, String> {
-    let (plan, _, said) = planned(control).await?;
-    Ok(plan.status(&control.settings.upgrades, &said))
+    let planned = planned(control).await?;
+    Ok(planned.plan.status(&control.settings.upgrades, &Said::of(planned.kept.as_ref())))
 }
 
-/// No cluster gets another version from now on; what has begun comes to its end.
+/// No cluster gets another version once this has returned, by whatever replica; what has begun comes to its end.
 ///
 /// # Errors
 /// The store cannot be written.
 pub async fn pause(control: &Control) -> Result<(), String> {
-    let kept = control.store.upgrades().await.map_err(|error| daemon::chain(&error))?;
-    let said = Said { paused: true, ..Said::of(kept.as_ref()) };
-    control.store.put_upgrades(&said.kept()).await.map_err(|error| daemon::chain(&error))
+    for _ in 0..PAUSE_TRIES {
+        let kept = control.store.upgrades().await.map_err(|error| daemon::chain(&error))?;
+        let said = Said { paused: true, ..Said::of(kept.as_ref()) };
+        // Whatever is said meanwhile, it is paused.
+        if control.store.put_upgrades(kept.as_ref(), &said.kept()).await.map_err(|error| daemon::chain(&error))? {
+            return Ok(());
+        }
+    }
+    Err("others keep saying something else of upgrades".to_owned())
 }
 
 /// It goes on, also past the failures that there are so far. Clusters that were left alone with a version get it again,
-/// where their agents do not tell of its failure any more.
+/// where their agents do not tell of its failure any more. False where somebody has said something meanwhile, such as to
+/// pause it: then that holds, and nothing has changed.
 ///
 /// # Errors
 /// The store cannot be read or written.
-pub async fn resume(control: &Control) -> Result<(), String> {
-    let (plan, revisions, _) = planned(control).await?;
-    control.store.put_upgrades(&plan.resumed().kept()).await.map_err(|error| daemon::chain(&error))?;
-    for change in plan.tried_again().iter().take(NOTES) {
-        note(control, change, &revisions).await?;
-    }
-    Ok(())
+pub async fn resume(control: &Control) -> Result<bool, String> {
+    let planned = planned(control).await?;
+    resume_as(control, &planned).await
 }
 
-type Planned = (Plan, HashMap<String, i64>, Said);
+pub(crate) async fn resume_as(control: &Control, planned: &Planned) -> Result<bool, String> {
+    let said = planned.plan.resumed().kept();
+    if !control.store.put_upgrades(planned.kept.as_ref(), &said).await.map_err(|error| daemon::chain(&error))? {
+        return Ok(false);
+    }
+    for change in planned.plan.tried_again().iter().take(NOTES) {
+        note(control, change, &planned.revisions, Some(&said)).await?;
+    }
+    Ok(true)
+}
 
-/// What is to be done, with the revisions of the resources that change (of the resources themselves each may have
-/// 256 KiB), and what operators have said.
-async fn planned(control: &Control) -> Result<Planned, String> {
+/// What is to be done.
+pub(crate) struct Planned {
+    plan: Plan,
+    /// Of the resources that change; of the resources themselves each may have 256 KiB.
+    revisions: HashMap<String, i64>,
+    /// What operators had said.
+    kept: Option<Value>,
+}
+
+/// Looks at all clusters.
+pub(crate) async fn planned(control: &Control) -> Result<Planned, String> {
     let chain = |error| daemon::chain(&error);
-    let said = Said::of(control.store.upgrades().await.map_err(chain)?.as_ref());
+    let kept = control.store.upgrades().await.map_err(chain)?;
     let (now_ms, mut members, mut all) = (control.now_ms(), Vec::new(), HashMap::new());
     let kind = connected_cluster::NAME.to_ascii_lowercase();
     let mut after = String::new();
@@ -146,7 +176,7 @@ async fn planned(control: &Control) -> Result<Planned, String> {
     }
     let others = control.replicas().map(|replicas| replicas.others());
     let others: Vec<String> = others.iter().flat_map(|all| all.iter().map(|one| one.version.clone())).collect();
-    let (index, settings, so_far) = (control.catalogue(), control.settings.upgrades.clone(), said.clone());
+    let (index, settings, so_far) = (control.catalogue(), control.settings.upgrades.clone(), Said::of(kept.as_ref()));
     // All clusters of all tenants in one piece.
     let planning = aside(move || {
         let offered = index
@@ -164,8 +194,8 @@ async fn planned(control: &Control) -> Result<Planned, String> {
         all.retain(|key, _| changed.contains(key.as_str()));
         (plan, all)
     });
-    let (plan, all) = planning.await.map_err(|error| error.to_string())?;
-    Ok((plan, all, said))
+    let (plan, revisions) = planning.await.map_err(|error| error.to_string())?;
+    Ok(Planned { plan, revisions, kept })
 }
 
 /// Of the catalogue's versions those that this gateway serves, and all other replicas (their versions). A newer one waits
@@ -210,8 +240,14 @@ fn member(control: &Control, stored: &Stored, agent: &Agent, now_ms: i64) -> Opt
     })
 }
 
-/// Writes what is to be noted, unless somebody has changed the resource: then the next look decides again.
-async fn note(control: &Control, change: &Change, revisions: &HashMap<String, i64>) -> Result<(), String> {
+/// Writes what is to be noted, unless somebody has changed the resource, or `said` something else of upgrades: then the
+/// next look decides again.
+async fn note(
+    control: &Control,
+    change: &Change,
+    revisions: &HashMap<String, i64>,
+    said: Option<&Value>,
+) -> Result<(), String> {
     let stored = control.store.get(&change.key).await.map_err(|error| daemon::chain(&error))?;
     let is_as_read = |stored: &Stored| revisions.get(&stored.key) == Some(&stored.revision);
     let Some(mut stored) = stored.filter(is_as_read) else { return Ok(()) };
@@ -220,7 +256,8 @@ async fn note(control: &Control, change: &Change, revisions: &HashMap<String, i6
     let before = Noted::of(properties_mut(body));
     change.noted.keep(properties_mut(body));
     let id = stored.id.clone();
-    let batch = Batch { puts: vec![(stored, Expect::Revision(revision))], ..Batch::default() };
+    let puts = vec![(stored, Expect::Revision(revision))];
+    let batch = Batch { puts, said: Some(said.cloned()), ..Batch::default() };
     if control.write(&batch).await.map_err(|error| daemon::chain(&error))?.is_ok() {
         let Noted { target, left, why, .. } = &change.noted;
         tracing::info!(

@@ -5,7 +5,7 @@ use std::{
     net::TcpListener,
     path::{Path, PathBuf},
     process::{Command, Stdio},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context, ensure};
@@ -22,6 +22,8 @@ use tests::{
 
 use crate::arm::{api, new_cluster, owner_token};
 
+/// How long a slow guard takes: less than an apiserver waits for.
+const SLOW: Duration = Duration::from_secs(3);
 /// Azure Arc Kubernetes Viewer, and Cluster Admin.
 const VIEWER: &str = "63f0a09d-1495-4db4-a681-037d84835eb4";
 const ADMIN: &str = "8393591c-06b9-48a2-a542-1bd6b377f6a2";
@@ -196,6 +198,13 @@ fn straight() -> anyhow::Result<()> {
     ensure!(told.contains("Azure does not have opinion for this user."), "{told}");
     ensure!(as_account(&["auth", "whoami"])?.text().contains("system:serviceaccount:seen:default"));
 
+    // Users of Kubernetes' own parts have what the cluster gives them, and guard says nothing about the rest.
+    for who in [&["--as", "system:kube-scheduler"][..], &["--as", "system:node:n1", "--as-group", "system:nodes"]] {
+        let told = own.admin().run(&[&["get", "configmaps", "-n", "seen"][..], who].concat())?.refused()?;
+        ensure!(told.contains("Azure does not have opinion for this user."), "{who:?}: {told}");
+    }
+    own.admin().ok(&["get", "pods", "-A", "--as", "system:kube-scheduler"])?;
+
     // The gateway is gone: what it said last holds, and so do tokens that were given before.
     stack.kill_gateway();
     ensure!(viewer.ok(&["get", "configmaps", "-n", "seen", "-o", "name"])?.contains("configmap/one"));
@@ -210,6 +219,18 @@ fn straight() -> anyhow::Result<()> {
     .with_context(|| guard.program.tail())?;
     refused(&viewer, &["get", "secrets", "-n", "seen"])?;
     refused(&stranger, &["get", "configmaps", "-n", "seen"])?;
+
+    // Guard answers after seconds: the apiserver waits for it. Nothing was asked about services before.
+    guard.program.signal("STOP")?;
+    std::thread::scope(|scope| -> anyhow::Result<()> {
+        let begun = Instant::now();
+        let asked = scope.spawn(|| viewer.run(&["get", "services", "-n", "seen"]));
+        eventually("seconds have passed", 2 * SLOW, || Ok(begun.elapsed() >= SLOW))?;
+        guard.program.signal("CONT")?;
+        let told = asked.join().map_err(|_| anyhow::anyhow!("it panicked"))??;
+        ensure!(told.code == Some(0) && begun.elapsed() >= SLOW, "{}", told.err);
+        Ok(())
+    })?;
 
     // Guard does not answer: the apiserver gives up after 30 s, and its own users wait for nothing.
     guard.program.signal("STOP")?;

@@ -49,13 +49,17 @@ pub fn tests() -> Vec<Trial> {
 /// A version for a test: its number, and what is wrong with it.
 struct Broken {
     version: &'static str,
-    /// `TOWLINE_TEST_FAULT`, or `image` or `start` of the image itself.
+    /// `TOWLINE_TEST_FAULT`, or `image` or `start` of the image itself, or [`QUOTA`] of the cluster.
     fault: &'static str,
     reasons: &'static [&'static str],
     times: &'static str,
 }
 
-const BROKEN: [Broken; 4] = [
+/// The namespace has no room for the pod of the Job.
+const QUOTA: &str = "quota";
+
+const BROKEN: [Broken; 5] = [
+    Broken { version: "0.3.910", fault: QUOTA, reasons: &["NoPod"], times: QUICK },
     Broken { version: "0.3.911", fault: "image", reasons: &["ImagePull"], times: QUICK },
     Broken { version: "0.3.912", fault: "start", reasons: &["DoesNotStart"], times: QUICK },
     Broken { version: "0.3.913", fault: "silent", reasons: &["NotReady", "NotHeard"], times: QUICK },
@@ -252,6 +256,10 @@ fn upgrades() -> anyhow::Result<()> {
     desk.type_in(Guide::line(&guide.connect, "--disable-auto-upgrade=false")?, "")?;
     desk.type_in(&guide.by_hand, "")?;
     let kubectl = kubectl_of(&desk.site)?;
+    eventually("the switch is shown in the cluster", Duration::from_secs(60), || {
+        let path = "jsonpath={.data.AZURE_ARC_AUTOUPDATE}";
+        Ok(desk.admin.ok(&["get", "configmap", "towline-upgrade", "-o", path])? == "false")
+    })?;
 
     let first = images(&desk.admin)?;
     let going = Going::start(&kubectl);
@@ -261,8 +269,15 @@ fn upgrades() -> anyhow::Result<()> {
             times = broken.times;
             desk.set_times(times)?;
         }
+        if broken.fault == QUOTA {
+            desk.admin.ok(&["create", "quota", QUOTA, "--hard=pods=0"])?;
+        }
         desk.want(broken.version)?;
         let state = desk.await_end(broken.version).with_context(|| broken.fault)?;
+        if broken.fault == QUOTA {
+            ensure!(state["message"].as_str().is_some_and(|message| message.contains("exceeded quota")), "{state:#}");
+            desk.admin.ok(&["delete", "quota", QUOTA])?;
+        }
         let reason = state["reason"].as_str().unwrap_or_default();
         ensure!(state["phase"] == "RolledBack" && broken.reasons.contains(&reason), "{}: {state:#}", broken.fault);
         let now = images(&desk.admin)?;
@@ -320,7 +335,7 @@ fn deletion_meets_an_upgrade(desk: &Desk) -> anyhow::Result<()> {
 
 /// Gives the node the agents' image as another version: the same program, told by its environment what it is.
 fn load_variant(version: &str, fault: &str) -> anyhow::Result<()> {
-    if fault == "image" {
+    if fault == "image" || fault == QUOTA {
         return Ok(());
     }
     let file = match std::env::var_os("TOWLINE_AGENT_IMAGE_FILE") {

@@ -27,7 +27,7 @@ pub mod token;
 use std::{
     net::{IpAddr, SocketAddr},
     sync::{Arc, Mutex, PoisonError},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use daemon::{Phase, Shutdown, TaskGroup};
@@ -80,6 +80,9 @@ const HANDSHAKE: Duration = Duration::from_secs(2);
 /// How long a connection may be idle, and a head may take: longer than an apiserver keeps an idle connection (90 s), so
 /// that it is the one that closes it.
 const IDLE: Duration = Duration::from_secs(120);
+/// How long a connection lives, after which an apiserver is told to open another one: it shows its certificate then, which
+/// is warned of before it ends.
+const CONNECTION_LIFE: Duration = Duration::from_secs(24 * 3600);
 /// How long connections are accepted after draining has begun, because the cluster's machines may still send some here.
 const LINGERS: Duration = Duration::from_secs(5);
 /// How long a connection that must end may take for what it is answering.
@@ -125,6 +128,7 @@ pub struct Guard {
     handshakes: Handshakes,
     connections: Peers,
     lingers: Duration,
+    life: Duration,
 }
 
 impl Guard {
@@ -139,6 +143,7 @@ impl Guard {
             handshakes: Handshakes::new(HANDSHAKES_MAX, HANDSHAKES_PER_PEER),
             connections: Peers::new(CONNECTIONS_MAX, CONNECTIONS_PER_PEER),
             lingers: LINGERS,
+            life: CONNECTION_LIFE,
         }
     }
 
@@ -165,6 +170,7 @@ impl Guard {
             store,
             clock: parts.clock.clone(),
             health: parts.health.of(NAME),
+            authorizer: Some(judges.authorizer.clone()).filter(|authorizer| authorizer.is_on()),
         };
         let access =
             Access::new(judges.authorizer, settings.issuers.clone(), judges.names.clone(), &settings.skip_users);
@@ -196,6 +202,7 @@ impl Guard {
                 published: self.published.clone(),
                 connections: self.connections.clone(),
                 desk: self.desk.clone(),
+                life: self.life,
             };
             tasks.spawn("connection", connection.serve(socket, tls));
         }
@@ -224,11 +231,12 @@ struct Connection {
     published: Published,
     connections: Peers,
     desk: Arc<Desk>,
+    life: Duration,
 }
 
 impl Connection {
     async fn serve(self, socket: TcpStream, tls: TlsAcceptor) {
-        let Self { peer, handshake, mut withdrawal, shutdown, ending, published, connections, desk } = self;
+        let Self { peer, handshake, mut withdrawal, shutdown, ending, published, connections, desk, life } = self;
         let _ = socket.set_nodelay(true);
         let accepted = tokio::select! {
             accepted = tokio::time::timeout(HANDSHAKE, tls.accept(socket)) => accepted,
@@ -247,12 +255,13 @@ impl Connection {
             published.presented(own);
         }
         let Some(_place) = connections.take(peer) else { return metrics::guard_refused("limit") };
+        let since = Instant::now();
         let service = service_fn(move |request| {
             let (desk, shutdown) = (desk.clone(), shutdown.clone());
             async move {
                 let mut response = desk.answer(request).await;
-                // An apiserver that is told takes its next question elsewhere, and loses none.
-                if shutdown.phase() != Phase::Ready {
+                // An apiserver that is told takes its next question to another connection, and loses none.
+                if shutdown.phase() != Phase::Ready || since.elapsed() >= life {
                     response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
                 }
                 Ok::<_, std::convert::Infallible>(response)

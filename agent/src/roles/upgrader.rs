@@ -23,7 +23,11 @@ use std::{
 use ::catalogue::{choice, version::Version};
 use daemon::Shutdown;
 use futures_util::future::BoxFuture;
-use k8s_openapi::api::{apps::v1::Deployment as Installed, batch::v1::Job, core::v1::Pod};
+use k8s_openapi::api::{
+    apps::v1::Deployment as Installed,
+    batch::v1::Job,
+    core::v1::{Event, Pod},
+};
 use kube::{
     Api, Client,
     api::{DeleteParams, ListParams, PostParams},
@@ -33,7 +37,7 @@ use tokio::sync::watch;
 use types::agent_api::{Desired, codes};
 
 use self::{
-    job::{Plan, Work},
+    job::{Next, Plan, Seen, Work},
     judge::{Images, Judged, Refusal, There},
     state::{Kept, NEWEST, Phase, State, TRUST},
 };
@@ -110,13 +114,51 @@ pub struct Upgrader {
     desired: watch::Receiver<Option<Desired>>,
     clock: SharedClock,
     health: Reporter,
-    /// The version that was begun last, and when it may be begun again: one that waited or could not begin is not begun
-    /// again at once.
-    begun: Mutex<Option<(String, Instant)>>,
+    begun: Mutex<Option<Begun>>,
 }
 
-/// Trouble of a Job, and since when.
-type Standing = Option<(&'static str, Instant)>;
+/// The version that was begun last.
+struct Begun {
+    version: String,
+    /// When it may be begun again: one that waited or could not begin is not begun again at once.
+    again: Instant,
+    /// Whether its Job was made, and is not to be made again.
+    is_made: bool,
+}
+
+/// Since when a Job is seen, by a clock that nobody sets.
+struct Watched {
+    uid: Option<String>,
+    since: Instant,
+    going: Option<Instant>,
+    trouble: Option<(&'static str, Instant)>,
+}
+
+impl Watched {
+    /// This Job, which may be another one than before.
+    fn look(&mut self, job: &Job, now: Instant) {
+        if self.uid != job.metadata.uid {
+            *self = Self { uid: job.metadata.uid.clone(), since: now, going: None, trouble: None };
+        }
+        if is_going(job) {
+            self.going.get_or_insert(now);
+        }
+    }
+
+    /// How long it has been so.
+    fn seen(&mut self, trouble: Option<job::Trouble>, now: Instant) -> Seen {
+        self.trouble = trouble.as_ref().map(|trouble| match self.trouble {
+            Some((reason, since)) if reason == trouble.reason => (reason, since),
+            _ => (trouble.reason, now),
+        });
+        Seen {
+            age: now.duration_since(self.since),
+            going: self.going.map(|since| now.duration_since(since)),
+            trouble: trouble.zip(self.trouble.map(|(_, since)| now.duration_since(since))),
+            ..Seen::default()
+        }
+    }
+}
 
 impl Trusts for Kept {
     fn object(&self) -> &'static str {
@@ -152,10 +194,10 @@ impl Upgrader {
         let pinned = Pinned { keys: self.settings.keys.clone(), catalogue: self.settings.catalogue.clone() };
         let catalogue = Catalogue::new(&self.api, &self.kept, pinned, self.clock.clone(), self.settings.interval);
         let mut desired = self.desired.clone();
-        let mut standing: Standing = None;
+        let mut watched = Watched { uid: None, since: Instant::now(), going: None, trouble: None };
         loop {
             desired.mark_unchanged();
-            let wait = match self.turn(&catalogue, &mut standing).await {
+            let wait = match self.turn(&catalogue, &mut watched).await {
                 Ok(wait) => {
                     self.health.running();
                     wait
@@ -177,23 +219,21 @@ impl Upgrader {
     }
 
     /// One look; returns when to look again.
-    async fn turn(
-        &self,
-        catalogue: &Catalogue<'_, AgentApi>,
-        standing: &mut Standing,
-    ) -> Result<Duration, kube::Error> {
+    async fn turn(&self, catalogue: &Catalogue<'_, AgentApi>, watched: &mut Watched) -> Result<Duration, kube::Error> {
         let state = self.kept.state().await?;
         let jobs: Api<Job> = Api::default_namespaced(self.client.clone());
         let running = state.clone().filter(|state| state.phase.is_running());
-        match (jobs.get_opt(job::NAME).await?, running) {
-            (Some(job), Some(state)) => self.look_after(&job, &state, standing).await,
-            // It has come to its end, and said so.
-            (Some(job), None) => {
-                *standing = None;
-                let ended = ended(&job);
-                if ended.is_some() || is_going(&job) {
-                    self.remove_job().await?;
-                }
+        let job = jobs.get_opt(job::NAME).await?;
+        if let Some(job) = &job {
+            watched.look(job, Instant::now());
+        }
+        match (job, running) {
+            (Some(job), Some(state)) => self.look_after(&job, &state, watched).await,
+            // It has come to its end, and said so, or it was taken back and may never end.
+            (Some(_), None) => {
+                let seen = watched.seen(None, Instant::now());
+                let is_lost = job::next(seen, self.settings.window, self.settings.timeout) == Next::Drop;
+                self.remove_job(if is_lost { DeleteParams::background() } else { DeleteParams::foreground() }).await?;
                 Ok(TICK)
             }
             // It was removed by somebody, or the upgrader ended before it made one.
@@ -201,30 +241,27 @@ impl Upgrader {
                 self.make_job(&self.finish()).await?;
                 Ok(TICK)
             }
-            (None, state_running) => {
-                let last = state.or(state_running);
-                self.decide(catalogue, last.as_ref()).await
-            }
+            (None, _) => self.decide(catalogue, state.as_ref()).await,
         }
     }
 
     /// Whether an upgrade is to begin.
     async fn decide(&self, catalogue: &Catalogue<'_, AgentApi>, last: Option<&State>) -> Result<Duration, kube::Error> {
-        let wanted = self.desired.borrow().as_ref().map(|desired| desired.agent_version.clone());
+        let desired = self.desired.borrow().clone();
         // Nothing was heard of the gateway yet.
-        let Some(wanted) = wanted else { return Ok(self.settings.interval) };
+        let Some(Desired { agent_version: wanted, auto_upgrade, .. }) = desired else {
+            return Ok(self.settings.interval);
+        };
+        if let Some(is_on) = auto_upgrade {
+            self.kept.show_auto_update(is_on).await?;
+        }
         let running = daemon::release::version();
         let there = self.there(last).await?;
         let refusal = match judge::judge(wanted.as_deref(), running, &there) {
             Judged::Nothing => {
                 if let Some(last) = last.filter(|last| last.is_passing()) {
                     tracing::info!(version = last.version, "an upgrade that was not begun is no longer wanted");
-                    match last.forgotten(self.clock.now()) {
-                        Some(before) => self.kept.set(&before).await?,
-                        None => self.kept.write(&json!({ state::STATE: Value::Null })).await?,
-                    }
-                    // Wanted again, as after a pause, it need not wait for long.
-                    self.may_begin_within(AGAIN);
+                    self.forget(last).await?;
                 }
                 // What was taken out of the catalogue, and keys that were replaced, are known before anything is wanted
                 // again: no older catalogue is believed then (docs/catalogue.md).
@@ -235,9 +272,11 @@ impl Upgrader {
             }
             Judged::Refused(refusal) => refusal,
             // Preparing without a Job: it was not made, or somebody removed it.
-            Judged::Begin(version, _)
-                if self.is_too_soon(&version) && last.is_none_or(|last| last.phase != Phase::Preparing) =>
-            {
+            Judged::Begin(version, _) if self.is_too_soon(&version) => {
+                if let Some(last) = last.filter(|last| last.phase == Phase::Preparing) {
+                    let message = format!("the Job {} was removed by somebody", job::NAME);
+                    self.take_back(last, "JobRemoved", &message).await?;
+                }
                 return Ok(self.settings.interval);
             }
             Judged::Begin(version, images) => match self.plan(catalogue, &version, &images).await {
@@ -253,20 +292,28 @@ impl Upgrader {
         };
         if last != Some(&next) {
             tracing::warn!(version, reason, message, "an upgrade of the agents waits");
-            self.kept.set(&next).await?;
+            self.kept.change(last, Some(&next), None).await?;
         }
         Ok(AGAIN.min(self.settings.interval))
     }
 
-    fn is_too_soon(&self, version: &str) -> bool {
-        let begun = self.begun.lock().unwrap_or_else(PoisonError::into_inner);
-        begun.as_ref().is_some_and(|(last, again)| last == version && Instant::now() < *again)
+    /// An upgrade that has not begun is no longer wanted. False where it went on meanwhile.
+    async fn forget(&self, state: &State) -> Result<bool, kube::Error> {
+        let is_done = self.kept.change(Some(state), state.forgotten(self.clock.now()).as_ref(), None).await?;
+        // Wanted again, as after a pause, it need not wait for long.
+        self.with_begun(|begun| begun.again = begun.again.min(Instant::now() + AGAIN));
+        Ok(is_done)
     }
 
-    fn may_begin_within(&self, wait: Duration) {
+    fn is_too_soon(&self, version: &str) -> bool {
+        let begun = self.begun.lock().unwrap_or_else(PoisonError::into_inner);
+        begun.as_ref().is_some_and(|begun| begun.version == version && begun.is_made && Instant::now() < begun.again)
+    }
+
+    fn with_begun(&self, change: impl FnOnce(&mut Begun)) {
         let mut begun = self.begun.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, again)) = begun.as_mut() {
-            *again = (*again).min(Instant::now() + wait);
+        if let Some(begun) = begun.as_mut() {
+            change(begun);
         }
     }
 
@@ -345,14 +392,22 @@ impl Upgrader {
         tracing::info!(version, image, "the agents are upgraded");
         let state = State::new(&version, daemon::release::version(), last, self.clock.now()).after(last);
         let again = Instant::now() + self.settings.interval;
-        *self.begun.lock().unwrap_or_else(PoisonError::into_inner) = Some((version, again));
-        self.kept.set(&state).await?;
-        let Err(error) = self.make_job(&Work::Upgrade(plan)).await else { return Ok(TICK) };
+        *self.begun.lock().unwrap_or_else(PoisonError::into_inner) = Some(Begun { version, again, is_made: false });
+        if !self.kept.change(last, Some(&state), None).await? {
+            return Ok(TICK);
+        }
+        let made = self.make_job(&Work::Upgrade(plan)).await;
+        // One that nobody answered for may be made, and is looked for.
+        if !made.as_ref().is_err_and(|error| !matches!(error, kube::Error::Api(_))) {
+            self.with_begun(|begun| begun.is_made = true);
+        }
+        let Err(error) = made else { return Ok(TICK) };
         if let kube::Error::Api(status) = &error {
             // A quota, a policy: until that is changed nothing is under way.
             let message = format!("the Job {} cannot be made: {}; it is tried again", job::NAME, status.message);
             tracing::warn!(version = state.version, message, "an upgrade of the agents waits");
-            self.kept.set(&state.at(Phase::Waiting, "NoJob", &message, self.clock.now())).await?;
+            let waits = state.at(Phase::Waiting, "NoJob", &message, self.clock.now());
+            self.kept.change(Some(&state), Some(&waits), None).await?;
             return Ok(self.settings.interval);
         }
         Err(error)
@@ -376,10 +431,10 @@ impl Upgrader {
         }
     }
 
-    /// It is there until its pods have ended: one that still applies something must not meet the next one.
-    async fn remove_job(&self) -> Result<(), kube::Error> {
+    /// In the foreground it is there until its pods have ended: one that still applies something must not meet the next one.
+    async fn remove_job(&self, how: DeleteParams) -> Result<(), kube::Error> {
         let jobs: Api<Job> = Api::default_namespaced(self.client.clone());
-        match jobs.delete(job::NAME, &DeleteParams::foreground()).await {
+        match jobs.delete(job::NAME, &how).await {
             Ok(_) => Ok(()),
             Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
             Err(err) => Err(err),
@@ -387,10 +442,7 @@ impl Upgrader {
     }
 
     /// A Job is at work: one that cannot begin is taken back, and one that was cut off is followed by another.
-    async fn look_after(&self, job: &Job, state: &State, standing: &mut Standing) -> Result<Duration, kube::Error> {
-        if is_going(job) {
-            return Ok(TICK);
-        }
+    async fn look_after(&self, job: &Job, state: &State, watched: &mut Watched) -> Result<Duration, kube::Error> {
         let pods: Api<Pod> = Api::default_namespaced(self.client.clone());
         let own = ListParams::default().labels(&format!("app.kubernetes.io/name={}", job::NAME)).limit(PODS_MAX);
         let mut pods = pods.list(&own).await?.items;
@@ -400,53 +452,77 @@ impl Upgrader {
             owners.into_iter().any(|owner| Some(&owner.uid) == job.metadata.uid.as_ref())
         };
         pods.retain(is_its);
-        let trouble = job::trouble(&pods);
-        let since = trouble.as_ref().map(|trouble| match *standing {
-            Some((reason, since)) if reason == trouble.reason => (reason, since),
-            _ => (trouble.reason, Instant::now()),
-        });
-        *standing = since;
-        let stands = since.map(|(_, since)| since.elapsed());
-        let has_ended = ended(job);
-        if state.phase.has_changed() {
-            // The kept objects are enough to go on or back: the new image is not asked for again.
-            let is_stuck = stands.is_some_and(|stands| stands > self.settings.window);
-            if has_ended.is_some() || is_stuck {
+        let seen = Seen {
+            has_ended: has_ended(job),
+            has_pods: !pods.is_empty(),
+            has_changed: state.phase.has_changed(),
+            is_wanted: self.is_wanted(&state.version),
+            ..watched.seen(job::trouble(&pods), Instant::now())
+        };
+        let (reason, message) = match job::next(seen, self.settings.window, self.settings.timeout) {
+            Next::Wait => return Ok(TICK),
+            Next::Remove => {
                 tracing::warn!(version = state.version, "the Job of an upgrade was cut off; another one follows");
-                self.remove_job().await?;
-                *standing = None;
+                self.remove_job(DeleteParams::foreground()).await?;
+                return Ok(TICK);
             }
-            return Ok(TICK);
-        }
-        let is_over = stands.is_some_and(|stands| stands > self.settings.window.min(self.settings.timeout));
-        let trouble = match (trouble, has_ended) {
-            (Some(trouble), _) if trouble.is_final || is_over => trouble,
-            (trouble, Some(_)) => trouble.unwrap_or_else(|| job::Trouble {
-                reason: "JobFailed",
-                message: format!("the Job {} ended before it had begun to change anything", job::NAME),
-                is_final: true,
-            }),
-            _ => return Ok(TICK),
+            Next::Drop => {
+                tracing::warn!(version = state.version, "the machine of an upgrade's Job is lost; another Job follows");
+                self.with_begun(|begun| begun.is_made = false);
+                self.remove_job(DeleteParams::background()).await?;
+                return Ok(TICK);
+            }
+            Next::Forget => {
+                tracing::info!(version = state.version, "an upgrade that was being prepared is no longer wanted");
+                if self.forget(state).await? {
+                    self.remove_job(DeleteParams::foreground()).await?;
+                }
+                return Ok(TICK);
+            }
+            Next::TakeBack(trouble) => (trouble.reason, trouble.message),
+            Next::TakeBackUnended => {
+                let trouble = job::unended(&pods, &self.events_of(job).await);
+                (trouble.reason, trouble.message)
+            }
         };
         // The Job may have gone on in between.
-        let now = self.kept.state().await?;
-        if now.as_ref() != Some(state) {
+        if !self.take_back(state, reason, &message).await? {
             return Ok(TICK);
         }
-        self.remove_job().await?;
-        *standing = None;
-        let message = format!(
-            "version {} of the agents was not begun, and nothing was changed: {}. It is tried again while the gateway wants it.",
-            state.version, trouble.message
-        );
-        tracing::warn!(
-            version = state.version,
-            reason = trouble.reason,
-            message,
-            "an upgrade of the agents was not begun"
-        );
-        self.kept.set(&state.at(Phase::RolledBack, trouble.reason, &message, self.clock.now())).await?;
+        self.remove_job(DeleteParams::foreground()).await?;
         Ok(self.settings.interval)
+    }
+
+    /// Nothing was changed, and the version is not to begin now. False where the upgrade went on meanwhile.
+    async fn take_back(&self, state: &State, reason: &'static str, message: &str) -> Result<bool, kube::Error> {
+        let version = &state.version;
+        let message = format!(
+            "version {version} of the agents was not begun, and nothing was changed: {message}. It is tried again while the gateway wants it."
+        );
+        tracing::warn!(version, reason, message, "an upgrade of the agents was not begun");
+        let next = state.at(Phase::RolledBack, reason, &message, self.clock.now());
+        self.kept.change(Some(state), Some(&next), None).await
+    }
+
+    /// Whether the gateway wants a version, as far as it has told.
+    fn is_wanted(&self, version: &str) -> bool {
+        let desired = self.desired.borrow();
+        let Some(desired) = desired.as_ref() else { return true };
+        desired.agent_version.as_deref().is_some_and(|wanted| judge::named(wanted) == version)
+    }
+
+    /// What its controller tells of a Job; nothing where that cannot be read.
+    async fn events_of(&self, job: &Job) -> Vec<Event> {
+        let events: Api<Event> = Api::default_namespaced(self.client.clone());
+        let uid = job.metadata.uid.as_deref().unwrap_or_default();
+        let its = ListParams::default().fields(&format!("involvedObject.uid={uid}")).limit(PODS_MAX);
+        match events.list(&its).await {
+            Ok(list) => list.items,
+            Err(error) => {
+                tracing::warn!(error = chain(&error), "events of the Job cannot be read");
+                Vec::new()
+            }
+        }
     }
 }
 
@@ -460,11 +536,10 @@ fn is_going(job: &Job) -> bool {
     job.metadata.deletion_timestamp.is_some()
 }
 
-/// Whether it is complete; none while it runs.
-fn ended(job: &Job) -> Option<bool> {
-    let conditions = job.status.as_ref()?.conditions.as_ref()?;
-    let is = |kind: &str| conditions.iter().any(|one| one.type_ == kind && one.status == "True");
-    if is("Complete") { Some(true) } else { is("Failed").then_some(false) }
+/// Whether it is complete, or has failed.
+fn has_ended(job: &Job) -> bool {
+    let conditions = job.status.iter().flat_map(|status| status.conditions.iter().flatten());
+    { conditions }.any(|one| (one.type_ == "Complete" || one.type_ == "Failed") && one.status == "True")
 }
 
 impl Role for Upgrader {

@@ -49,7 +49,13 @@ fn gateway(revision: Arc<AtomicI64>) -> (TunnelHandle, Asked) {
         let revision = revision.load(Ordering::SeqCst);
         let body = if path.starts_with(paths::DESIRED) {
             let cluster_connect = revision % 2 == 1;
-            serde_json::to_vec(&Desired { revision, cluster_connect, azure_rbac: false, agent_version: None })
+            serde_json::to_vec(&Desired {
+                revision,
+                cluster_connect,
+                azure_rbac: false,
+                agent_version: None,
+                auto_upgrade: None,
+            })
         } else {
             let received = "2030-01-01T00:00:00Z".to_owned();
             serde_json::to_vec(&HeartbeatAnswer {

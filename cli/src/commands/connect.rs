@@ -36,7 +36,7 @@ use serde_json::Value;
 pub use self::{
     extensions::{CatalogueArgs, Typed as TypedExtensions},
     proxy::AgentProxyArgs,
-    update::{Update, update_agents},
+    update::{Update, has_upgrader, update_agents},
     values::{fit, values_again},
 };
 use self::{install::Stopped, token::EnrolmentArgs, values::AgentArgs};

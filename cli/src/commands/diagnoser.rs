@@ -131,12 +131,7 @@ impl Diagnoser {
     }
 
     async fn refused(&self) -> Option<Obstacle> {
-        let job = self.cluster.get(&Place::within(JOB, &self.namespace, NAME)).await.ok()??;
-        let events = self.cluster.list(&Place::within(EVENT, &self.namespace, ""), "").await.ok()?;
-        // Events of an earlier job may still be there.
-        let of_job = |event: &&Value| event["involvedObject"]["uid"] == job["metadata"]["uid"];
-        let refused = events.iter().filter(of_job).find(|event| event["reason"] == "FailedCreate")?;
-        let text = short(refused["message"].as_str().unwrap_or_default());
+        let text = self.cluster.job_refused(&self.namespace, NAME).await?;
         Some(Obstacle { on: NAME.to_owned(), hindrance: Hindrance::Refused, text })
     }
 

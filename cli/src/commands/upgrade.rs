@@ -3,16 +3,20 @@
 
 pub mod job;
 
-use std::{process::ExitCode, time::Duration};
+use std::{
+    process::ExitCode,
+    time::{Duration, Instant},
+};
 
 use anyhow::anyhow;
 use daemon::settings::positive_duration;
 use serde_json::{Value, json};
+use types::agent_api::upgrade_states;
 
 use super::{
     CommonArgs,
     clusters::{DETAILS, NamedCluster, with_group},
-    connect::{Update, update_agents},
+    connect::{Update, has_upgrader, update_agents},
 };
 use crate::{
     api::{Api, Wait, at, versions},
@@ -20,11 +24,16 @@ use crate::{
     failure::{Failure, Outcome},
     kubernetes::KubeArgs,
     manifests, output,
+    terminal::Progress,
 };
 
 /// The property of a cluster about its agents, and in it the version that a person wants.
 const PROFILE: &str = "arcAgentProfile";
 const DESIRED: &str = "desiredAgentVersion";
+/// The property of a cluster in which the gateway shows how far an upgrade is.
+const MORE: &str = "miscellaneousProperties";
+/// Between two looks at what came of it.
+const LOOK: Duration = Duration::from_secs(3);
 
 /// Upgrade the agents of a cluster to the version of this command, by hand
 #[derive(Debug, clap::Args)]
@@ -32,7 +41,8 @@ pub struct Args {
     /// The connected cluster, by name and resource group.
     #[command(flatten)]
     pub cluster: NamedCluster,
-    /// The version that they get; another one than this command's is left to agents that upgrade themselves
+    /// The version that they get. Another one than this command's comes from the gateway's catalogue, to agents that upgrade
+    /// themselves
     #[arg(long, value_name = "VERSION")]
     pub agent_version: Option<String>,
     /// How long the new agents may take to connect; then the old ones come back
@@ -71,13 +81,17 @@ pub async fn run(args: Args) -> Outcome {
         refuse_beside_automatic(&resource, "towline upgrade", &hint)?;
     }
     if let Some(wanted) = args.agent_version.as_deref().filter(|wanted| *wanted != own) {
-        let error =
-            anyhow!("--agent-version {wanted}: this command is version {own}, and installs agents of that version");
-        let hint = format!(
-            "use towline of version {wanted}; or have agents that upgrade themselves take it from the catalogue: towline rest -m PATCH -u {target:?} -b '{}'",
-            wanting(wanted)
-        );
-        return Err(Failure::usage(error).hint(hint));
+        if args.rights_only || !has_upgrader(&args.kube, &context, &id).await? {
+            let error = anyhow!(
+                "--agent-version {wanted}: this command is version {own}, and gives agents that version alone where they do not upgrade themselves"
+            );
+            return Err(Failure::usage(error).hint(format!("use towline of version {wanted}")));
+        }
+        // The gateway refuses what its catalogue does not have, and what is further back than it serves.
+        api.patch(&target, &wanting(wanted)).await?;
+        await_agents(&api, &target, wanted, args.upgrade_timeout).await?;
+        output::print(&with_group(api.get(&target).await?), &args.common.output, DETAILS)?;
+        return Ok(ExitCode::SUCCESS);
     }
     let wait = Wait { limit: args.upgrade_timeout, ..Wait::default() };
     update_agents(Update::of_upgrade(&args.kube, args.rights_only, wait), &context, &id).await?;
@@ -99,6 +113,44 @@ pub async fn run(args: Args) -> Outcome {
 /// Has agents that are not upgraded automatically take a version.
 fn wanting(version: &str) -> Value {
     json!({"properties": {PROFILE: {DESIRED: version}}})
+}
+
+/// Waits until agents that upgrade themselves have told what came of a version.
+async fn await_agents(api: &Api, target: &str, wanted: &str, limit: Duration) -> Outcome<()> {
+    let what = format!("Upgrading the agents to {wanted}");
+    let (progress, begun) = (Progress::new(&what), Instant::now());
+    let show = "see how far it is with towline show";
+    while begun.elapsed() < limit {
+        let resource = api.get(target).await?;
+        match came_of(&resource, wanted) {
+            Some(Ok(())) => return Ok(()),
+            Some(Err(message)) => return Err(Failure::from(anyhow!(message)).hint(show)),
+            None => progress.note(resource["properties"][MORE]["upgradeState"].as_str().unwrap_or("not begun")),
+        }
+        tokio::time::sleep(LOOK).await;
+    }
+    let error = anyhow!("the agents have not told after {} seconds that they have version {wanted}", limit.as_secs());
+    Err(Failure::from(error).hint(format!("it goes on by itself; wait for longer with --upgrade-timeout, or {show}")))
+}
+
+/// What came of a version, as the agents have told it; nothing where they have not.
+fn came_of(resource: &Value, wanted: &str) -> Option<Result<(), String>> {
+    let properties = &resource["properties"];
+    let more = &properties[MORE];
+    let state = more["upgradeState"].as_str().filter(|_| more["upgradeVersion"] == wanted);
+    let is_running = properties["agentVersion"] == wanted;
+    match state {
+        Some(upgrade_states::ROLLED_BACK | upgrade_states::FAILED | upgrade_states::WAITING) if !is_running => {
+            let errors = properties[PROFILE]["agentErrors"].as_array().into_iter().flatten();
+            let messages = { errors }.filter_map(|error| error["message"].as_str());
+            let own = { messages }.find(|message| message.starts_with(&format!("upgrade to {wanted}: ")));
+            Some(Err(
+                own.map_or_else(|| format!("the upgrade to {wanted}: {}", state.unwrap_or_default()), str::to_owned)
+            ))
+        }
+        Some(upgrade_states::SUCCEEDED) | None if is_running => Some(Ok(())),
+        _ => None,
+    }
 }
 
 /// Refuses to change the version of agents by hand that upgrade themselves (docs/features.md U3).
@@ -125,6 +177,33 @@ mod tests {
         for wrong in ["", "0", "x", "-1"] {
             assert!(duration_or_seconds(wrong).is_err(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn u3_what_came_of_another_version_is_what_the_agents_tell_of_that_one() {
+        let came = |running: &str, version: &str, state: &str| {
+            let error = json!({"message": format!("upgrade to {version}: {state} (Rights): give more")});
+            let resource = json!({"properties": {
+                "agentVersion": running, "miscellaneousProperties": {"upgradeVersion": version, "upgradeState": state},
+                "arcAgentProfile": {"agentErrors": [{"message": "other"}, error]},
+            }});
+            came_of(&resource, "0.3.0")
+        };
+        assert_eq!(came("0.3.0", "0.3.0", "Succeeded"), Some(Ok(())));
+        for (running, version, state) in [
+            ("0.2.0", "0.3.0", "Running"),
+            ("0.3.0", "0.3.0", "Running"),
+            ("0.2.0", "0.2.9", "RolledBack"),
+            ("0.2.0", "0.3.0", "Succeeded"),
+        ] {
+            assert_eq!(came(running, version, state), None, "{running} {version} {state}");
+        }
+        for state in ["RolledBack", "Failed", "Waiting"] {
+            let message = format!("upgrade to 0.3.0: {state} (Rights): give more");
+            assert_eq!(came("0.2.0", "0.3.0", state), Some(Err(message)));
+        }
+        let silent = json!({"properties": {"agentVersion": "0.3.0"}});
+        assert_eq!((came_of(&silent, "0.3.0"), came_of(&silent, "0.3.1")), (Some(Ok(())), None));
     }
 
     #[test]

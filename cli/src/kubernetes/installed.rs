@@ -112,8 +112,9 @@ impl Kubernetes {
             state.version
         );
         let hint = format!(
-            "wait until it has come to its end: kubectl -n {namespace} get configmap {} -o jsonpath={{.data.state}}",
-            state::OBJECT
+            "wait until it has come to its end: kubectl -n {namespace} get configmap {} -o jsonpath={{.data.state}}; or end it, and what was changed is taken back: kubectl -n {namespace} delete job {}",
+            state::OBJECT,
+            job::NAME
         );
         Err(Failure::from(error).hint(hint))
     }

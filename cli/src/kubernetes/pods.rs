@@ -155,6 +155,33 @@ impl Obstacle {
     }
 }
 
+impl Kubernetes {
+    /// What keeps a Job from running that waiting may not take away.
+    pub async fn obstacle_of_job(&self, namespace: &str, name: &str) -> Option<String> {
+        let pods = self
+            .list(&Place::within(place::POD, namespace, ""), &format!("app.kubernetes.io/name={name}"))
+            .await
+            .ok()?;
+        if pods.is_empty() {
+            return self
+                .job_refused(namespace, name)
+                .await
+                .map(|why| format!("no pod of the Job {name} is made: {why}"));
+        }
+        pods.iter().find_map(Obstacle::of_pod).map(|obstacle| obstacle.text)
+    }
+
+    /// Why no pod of a Job is made: it stands in an event alone.
+    pub async fn job_refused(&self, namespace: &str, name: &str) -> Option<String> {
+        let job = self.get(&Place::within(place::JOB, namespace, name)).await.ok()??;
+        let events = self.list(&Place::within(place::EVENT, namespace, ""), "").await.ok()?;
+        // Events of an earlier job may still be there.
+        let of_job = |event: &&Value| event["involvedObject"]["uid"] == job["metadata"]["uid"];
+        let refused = events.iter().filter(of_job).find(|event| event["reason"] == "FailedCreate")?;
+        Some(short(refused["message"].as_str().unwrap_or_default()))
+    }
+}
+
 /// Since when obstacles stand, each by a clock of its own: a pod that waits for its volume after it has waited for a
 /// node has the whole time for that.
 #[derive(Default)]

@@ -83,7 +83,7 @@ pub fn objects(values: &Values, namespace: &str) -> Vec<Value> {
     if values.upgrades.enabled {
         all.extend(upgrader(values, namespace));
     }
-    all.extend(budget(values, namespace));
+    all.extend(budgets(values, namespace));
     all
 }
 
@@ -196,15 +196,7 @@ fn agent(values: &Values, namespace: &str, files: &Files) -> Value {
         "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
         "template": pod.template(),
     });
-    let spread = &values.topology_spread;
-    if spread.enabled {
-        made["spec"]["template"]["spec"]["topologySpreadConstraints"] = json!([{
-            "maxSkew": 1,
-            "topologyKey": spread.topology_key,
-            "whenUnsatisfiable": spread.when_unsatisfiable,
-            "labelSelector": {"matchLabels": Part::Agent.selector()},
-        }]);
-    }
+    spread(values, Part::Agent, &mut made);
     made
 }
 
@@ -283,6 +275,7 @@ fn guard(values: &Values, namespace: &str) -> [Value; 6] {
         "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
         "template": pod.template(),
     });
+    spread(values, Part::Guard, &mut made);
     [
         config_map(Part::Guard, &files, namespace),
         secret(GUARD_SECRET, namespace),
@@ -353,19 +346,41 @@ fn upgrader(values: &Values, namespace: &str) -> [Value; 3] {
     [config_map(Part::Upgrader, &files, namespace), progress, made]
 }
 
-fn budget(values: &Values, namespace: &str) -> Option<Value> {
+/// Of each Deployment that has several pods. Of guard one stays: without any, the apiserver refuses every user of the gateway
+/// who goes straight to it.
+fn budgets(values: &Values, namespace: &str) -> Vec<Value> {
     let budget = &values.pod_disruption_budget;
-    if !budget.enabled || values.replicas < 2 {
-        return None;
+    let of = |name: &str, part: Part, min_available: &Value| {
+        let mut made = object("policy/v1", "PodDisruptionBudget", name, Some(namespace), part);
+        made["spec"] = json!({
+            "minAvailable": min_available,
+            // Pods without a tunnel protect nobody: a node is drained of them also while the gateway does not answer.
+            "unhealthyPodEvictionPolicy": "AlwaysAllow",
+            "selector": {"matchLabels": part.selector()},
+        });
+        made
+    };
+    let mut all = Vec::new();
+    if budget.enabled && values.replicas > 1 {
+        all.push(of(AGENT, Part::Agent, &json!(budget.min_available)));
     }
-    let mut made = object("policy/v1", "PodDisruptionBudget", AGENT, Some(namespace), Part::Agent);
-    made["spec"] = json!({
-        "minAvailable": budget.min_available,
-        // Pods without a tunnel protect nobody: a node is drained of them also while the gateway does not answer.
-        "unhealthyPodEvictionPolicy": "AlwaysAllow",
-        "selector": {"matchLabels": Part::Agent.selector()},
-    });
-    Some(made)
+    if budget.enabled && values.guard.enabled && values.guard.replicas > 1 {
+        all.push(of(GUARD, Part::Guard, &json!(1)));
+    }
+    all
+}
+
+/// Pods of one Deployment are on several machines where there is a choice.
+fn spread(values: &Values, part: Part, deployment: &mut Value) {
+    let spread = &values.topology_spread;
+    if spread.enabled {
+        deployment["spec"]["template"]["spec"]["topologySpreadConstraints"] = json!([{
+            "maxSkew": 1,
+            "topologyKey": spread.topology_key,
+            "whenUnsatisfiable": spread.when_unsatisfiable,
+            "labelSelector": {"matchLabels": part.selector()},
+        }]);
+    }
 }
 
 /// What the pods of the Deployments differ in.

@@ -209,12 +209,12 @@ impl Subject<'_> {
             own("", "configmaps", &maps, &change),
             own("", "services", &[TOKENS_SERVICE, AGENT, GUARD], &change),
             own("networking.k8s.io", "networkpolicies", &[AGENT], &change),
-            own("policy", "poddisruptionbudgets", &[AGENT], &change),
+            own("policy", "poddisruptionbudgets", &[AGENT, GUARD], &change),
             own("", "serviceaccounts", &deployments, &["get"]),
             any("batch", "jobs", &["create"]),
             own("batch", "jobs", &[job::NAME], &["get", "delete"]),
             any("", "pods", &["get", "list"]),
-            any("", "events", &["create"]),
+            any("", "events", &["create", "list"]),
             own("towline.io", "connectedclusters", &["clustermetadata"], &["get"]),
         ]));
         let [read, reads] = self.may_in_cluster(json!([

@@ -261,6 +261,6 @@ fn what_pods_use_exists_before_the_pods() {
         assert!(at(kind) < at("Deployment"), "{kind}");
     }
     let chart = include_str!("../../../docker/chart/towline-agent/Chart.yaml");
-    let version_of_chart = chart.lines().find_map(|line| line.strip_prefix("appVersion:")).map(str::trim);
-    assert_eq!(version_of_chart, Some(version()));
+    let said = |key: &str| chart.lines().find_map(|line| line.strip_prefix(key)).map(str::trim);
+    assert_eq!((said("appVersion:"), said("version:")), (Some(version()), Some(version())));
 }

@@ -37,6 +37,7 @@ pub async fn serve(call: &Call, agent: &Agent) -> Result<Reply, ApiError> {
         cluster_connect: wanted.cluster_connect,
         azure_rbac: wanted.azure_rbac,
         agent_version: wanted.agent_version,
+        auto_upgrade: wanted.auto_upgrade,
     })
 }
 

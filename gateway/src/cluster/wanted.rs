@@ -21,11 +21,13 @@ pub struct Wanted {
     pub azure_rbac: bool,
     /// The version that agents should have.
     pub agent_version: Option<String>,
+    /// Whether the gateway chooses that version; none of a cluster that has no resource.
+    pub auto_upgrade: Option<bool>,
 }
 
 impl Default for Wanted {
     fn default() -> Self {
-        Self { revision: 0, cluster_connect: true, azure_rbac: false, agent_version: None }
+        Self { revision: 0, cluster_connect: true, azure_rbac: false, agent_version: None, auto_upgrade: None }
     }
 }
 
@@ -36,16 +38,18 @@ impl Wanted {
         let properties = stored.body.as_object().and_then(properties).unwrap_or(&none);
         let within = |object: &str, name: &str| properties.get(object).and_then(|object| object.get(name));
         let private = properties.get("privateLinkState").is_some_and(|state| state == "Enabled");
+        let is_automatic = upgrade::is_automatic(properties);
         let off = setting(properties).is_some_and(|(_, value)| value.eq_ignore_ascii_case("false"));
         Self {
             revision: stored.revision,
             cluster_connect: !private && !off && !stored.is_deleting(),
             azure_rbac: within("aadProfile", "enableAzureRBAC").is_some_and(|on| *on == true),
-            agent_version: if upgrade::is_automatic(properties) {
+            agent_version: if is_automatic {
                 Noted::of(properties).target
             } else {
                 upgrade::desired(properties).map(str::to_owned)
             },
+            auto_upgrade: Some(is_automatic),
         }
     }
 
@@ -137,6 +141,8 @@ mod tests {
         };
         assert_eq!(wanted(properties("Enabled")).agent_version.as_deref(), Some("0.2.2"));
         assert_eq!(wanted(properties("Disabled")).agent_version.as_deref(), Some("0.2.1"));
+        let auto_upgrade = |auto: &str| wanted(properties(auto)).auto_upgrade;
+        assert_eq!((auto_upgrade("Enabled"), auto_upgrade("Disabled")), (Some(true), Some(false)));
     }
 
     #[test]

@@ -231,11 +231,15 @@ const API: &[Key] = &[
 const UPGRADES: &[Key] = &[
     Key::default("automatic", "true", "Whether any cluster gets another version by itself."),
     Key::default("train", "\"Stable\"", "The release train of the catalogue that versions are taken from."),
-    Key::default("at_once_percent", "10", "Of a hundred clusters, how many are upgraded at once; one in any case."),
+    Key::default(
+        "at_once_percent",
+        "10",
+        "Of a hundred clusters, of all and of each subscription, how many are upgraded at once; one in any case.",
+    ),
     Key::default(
         "max_failures_percent",
         "2",
-        "Of a hundred clusters, how many may fail before the upgrade to a version is paused.",
+        "Of a hundred clusters, how many may fail before the upgrade to a version is paused. With 0, one failure pauses it.",
     ),
     Key::example(
         "window",

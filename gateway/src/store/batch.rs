@@ -64,6 +64,8 @@ pub struct Batch {
     /// Keys of what has passed to others: what is below gets identities with other object ids, and its protected settings
     /// go. Each is also put, with [`PASSED_AT`], and this is done last.
     pub renews: Vec<String>,
+    /// All of it only while this is what operators have said of upgrades ([`Store::upgrades`]).
+    pub said: Option<Option<Value>>,
     /// All of it only while this claim holds.
     pub claim: Option<Claim>,
 }
@@ -211,6 +213,11 @@ impl Batch {
             && !still(connection, claim).await?
         {
             return Ok(Err(Refused::Changed { key: claim.id.clone(), found: None }));
+        }
+        if let Some(said) = &self.said
+            && events::upgrades(&mut *connection).await? != *said
+        {
+            return Ok(Err(Refused::Changed { key: events::UPGRADES.to_owned(), found: None }));
         }
         for key in &self.empty {
             if holds(connection, key).await? {

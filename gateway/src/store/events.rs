@@ -169,6 +169,17 @@ fn is_untold() -> String {
     )
 }
 
+/// The table of what operators have said of upgrades.
+pub(super) const UPGRADES: &str = "upgrades";
+
+/// What operators have said of upgrades of the fleet's agents.
+pub(super) async fn upgrades(connection: &mut AnyConnection) -> Result<Option<Value>, StoreError> {
+    let row = sqlx::query("SELECT state FROM upgrades WHERE place = 1").fetch_optional(connection).await?;
+    let text: Option<String> = row.map(|row| row.try_get(0)).transpose()?;
+    let wrong = |error| StoreError::Row { table: UPGRADES, reason: format!("the state: {error}") };
+    text.map(|text| serde_json::from_str(&text).map_err(wrong)).transpose()
+}
+
 impl Store {
     /// Tells what has happened since it was told last, at an instant. How many events that are.
     pub async fn tell(&self, now_ms: i64) -> Result<usize, StoreError> {
@@ -306,18 +317,29 @@ impl Store {
 
     /// What operators have said of upgrades of the fleet's agents.
     pub async fn upgrades(&self) -> Result<Option<Value>, StoreError> {
-        let row = sqlx::query("SELECT state FROM upgrades WHERE place = 1").fetch_optional(&self.readers).await?;
-        let text: Option<String> = row.map(|row| row.try_get(0)).transpose()?;
-        let wrong = |error| StoreError::Row { table: "upgrades", reason: format!("the state: {error}") };
-        text.map(|text| serde_json::from_str(&text).map_err(wrong)).transpose()
+        upgrades(&mut *self.readers.acquire().await?).await
     }
 
-    /// Keeps what operators have said of them.
-    pub async fn put_upgrades(&self, state: &Value) -> Result<(), StoreError> {
+    /// Keeps what operators have said of them, where it was `from` until now. False where somebody else has said something
+    /// meanwhile. Every batch that is applied from here on sees it.
+    pub async fn put_upgrades(&self, from: Option<&Value>, state: &Value) -> Result<bool, StoreError> {
+        repeated!(self.try_to_put_upgrades(from, state))
+    }
+
+    async fn try_to_put_upgrades(&self, from: Option<&Value>, state: &Value) -> Result<bool, StoreError> {
+        let mut together = Together::begin(&self.writers, self.begin()).await?;
+        let connection = together.connection();
+        // Batches take the same lock: what one of them has read here stays so until its end.
+        sqlx::query("UPDATE revisions SET revision = revision").execute(&mut *connection).await?;
+        if upgrades(&mut *connection).await?.as_ref() != from {
+            together.roll_back().await?;
+            return Ok(false);
+        }
         let sql = "INSERT INTO upgrades (place, state) VALUES (1, $1) \
                    ON CONFLICT (place) DO UPDATE SET state = excluded.state";
-        sqlx::query(sql).bind(state.to_string()).execute(&self.writers).await?;
-        Ok(())
+        sqlx::query(sql).bind(state.to_string()).execute(&mut *connection).await?;
+        together.commit().await?;
+        Ok(true)
     }
 
     /// Up to `rows` events behind a number, oldest first.

@@ -203,7 +203,39 @@ impl OfVersion {
             }
             counted += (*unseen).min(most);
         }
-        self.is_held = if fleets.len() > 1 { counted > allowed.max(1) } else { !self.held.is_empty() };
+        // In a fleet so small that no whole cluster may fail, one of one tenant holds nobody else back, unless the
+        // operator has said that none may fail.
+        let bound = if settings.max_failures_percent == 0 { 0 } else { allowed.max(1) };
+        self.is_held = if fleets.len() > 1 { counted > bound } else { !self.held.is_empty() };
+    }
+}
+
+/// Places in the waves: of the whole fleet, and of each subscription, one in any case. What agents tell is the word of one
+/// tenant: whose agents are at work for ever keeps others from no place but the tenant's own.
+struct Places<'a> {
+    free: usize,
+    of: BTreeMap<&'a str, usize>,
+}
+
+impl<'a> Places<'a> {
+    fn of(settings: &Upgrades, fleet: usize, fleets: BTreeMap<&'a str, usize>) -> Self {
+        let of = fleets.into_iter().map(|(subscription, count)| (subscription, settings.at_once(count)));
+        Self { free: settings.at_once(fleet), of: of.collect() }
+    }
+
+    /// One that is at work, also where its subscription has more than its own.
+    fn hold(&mut self, subscription: &str) {
+        self.take(subscription);
+    }
+
+    fn take(&mut self, subscription: &str) -> bool {
+        let Some(own) = self.of.get_mut(subscription).filter(|own| **own > 0) else { return false };
+        if self.free == 0 {
+            return false;
+        }
+        *own -= 1;
+        self.free -= 1;
+        true
     }
 }
 
@@ -279,8 +311,10 @@ pub fn plan(members: &[Member], offer: Offer<'_>, settings: &Upgrades, said: &Sa
     } else {
         None
     };
-    let mut room = settings.at_once(plan.fleet);
-    room = room.saturating_sub(plan.phases.get(&Phase::Running).copied().unwrap_or_default());
+    let mut places = Places::of(settings, plan.fleet, fleets);
+    for one in judged.iter().filter(|one| one.phase == Phase::Running) {
+        places.hold(subscription(&one.member.key));
+    }
     // Another order for each version, so that it is not always the same clusters that go first.
     judged.sort_by_cached_key(|one| {
         wave_order(&format!("{}\0{}", one.version.as_deref().unwrap_or_default(), one.member.key))
@@ -294,8 +328,7 @@ pub fn plan(members: &[Member], offer: Offer<'_>, settings: &Upgrades, said: &Sa
                 .and_then(|version| plan.versions.get(version))
                 .is_some_and(|of| of.is_held || of.held.contains(subscription(&member.key)));
         let wanted = match one.phase {
-            Phase::Pending if !held && room > 0 && member.is_connected => {
-                room -= 1;
+            Phase::Pending if !held && member.is_connected && places.take(subscription(&member.key)) => {
                 Noted { target: one.version.clone(), since: Some(instant(now_ms)), ..Noted::default() }
             }
             // What has not begun does not begin while it is held.
@@ -376,18 +409,19 @@ fn judge<'a>(member: &'a Member, offer: Offer<'_>, settings: &Upgrades, now_ms: 
     let cluster =
         Cluster { kubernetes: member.kubernetes, distribution: member.distribution.as_deref(), platforms: &[] };
     // A train that is not there offers nothing.
-    let newest = match offer {
+    let newest = |mode| match offer {
         Offer::Of(kind) => {
-            choice::upgrade(kind, &settings.train, &cluster, running, UpgradeMode::Compatible).ok().flatten()
+            let newest = choice::upgrade(kind, &settings.train, &cluster, running, mode).ok().flatten();
+            newest.map(|release| release.version.number().to_string())
         }
         Offer::Nothing | Offer::Unknown => None,
     };
-    let Some(newest) = newest.map(|release| release.version.number().to_string()) else {
-        return of(Phase::Current, None);
-    };
+    let Some(of_all) = newest(UpgradeMode::Compatible) else { return of(Phase::Current, None) };
     if (running.number().major, running.number().minor) < UPGRADES_SINCE {
-        return of(Phase::ByHand, Some(newest));
+        return of(Phase::ByHand, Some(of_all));
     }
+    // The version that runs carries the upgrade out, and no minor version is tested with the one after the next.
+    let Some(newest) = newest(UpgradeMode::NextMinor) else { return of(Phase::ByHand, Some(of_all)) };
     let failed =
         |why| Judged { member, phase: Phase::Failed, version: Some(newest.clone()), why: Some(why), is_noted: false };
     match told {
@@ -674,6 +708,56 @@ mod tests {
         assert_eq!(Said::of(Some(&said.kept())), said);
         let plan = decide(&members, &all, &said);
         assert_eq!(begun(&plan), BTreeSet::from(["b".to_owned(), "c".to_owned()]), "a has no other cluster");
+    }
+
+    #[test]
+    fn u1_where_no_cluster_may_fail_one_failure_of_any_subscription_pauses_the_version() {
+        let mut members: Vec<Member> =
+            ["a", "b", "c"].map(|name| of_version(&format!("/subscriptions/{name}/c"), "0.2.0")).into();
+        members[0].told = told("0.3.0", "RolledBack");
+        for (percent, begun) in [(0, 0), (2, 1)] {
+            let settings = Upgrades { max_failures_percent: percent, ..Upgrades::default() };
+            let plan = decide(&members, &settings, &Said::default());
+            let noted = plan.changes.iter().filter(|change| change.noted.target.is_some()).count();
+            assert_eq!(noted, begun, "{percent} %");
+        }
+    }
+
+    /// Agents of one tenant that say that they are at work kept all others waiting for a day.
+    #[test]
+    fn u1_clusters_of_one_subscription_hold_no_more_places_than_its_own() {
+        let mut members: Vec<Member> = (0..50)
+            .flat_map(|number| ["a", "b"].map(|name| of_version(&format!("/subscriptions/{name}/c{number}"), "0.2.0")))
+            .collect();
+        let begun = |members: &[Member]| {
+            let plan = decided(members);
+            let of = |name: &str| {
+                let begun = plan.changes.iter().filter(|change| change.noted.since.is_some());
+                begun.filter(|change| subscription(&change.key) == name).count()
+            };
+            (of("a"), of("b"))
+        };
+        assert_eq!(begun(&members), (5, 5));
+        for member in members.iter_mut().filter(|member| subscription(&member.key) == "a") {
+            (member.noted, member.since_ms, member.told) = (noted("0.3.0"), Some(NOW), told("0.3.0", "Running"));
+            member.begun_ms = Some(NOW);
+        }
+        assert_eq!(begun(&members).1, 5, "fifty of a are at work");
+    }
+
+    /// The version that runs carries the upgrade out: it is tested with the next minor version and no other.
+    #[test]
+    fn u1_no_minor_version_is_left_out() {
+        let wanted = |running: &str, offered: &[&str]| {
+            let members = [of_version("/c0", running)];
+            let plan = plan(&members, Offer::Of(&agents(offered)), &Upgrades::default(), &Said::default(), NOW);
+            let target = plan.changes.first().and_then(|change| change.noted.target.clone());
+            (target, plan.count(Phase::ByHand))
+        };
+        let all = ["0.2.1", "0.3.0", "0.3.4", "0.4.0"];
+        assert_eq!(wanted("0.2.0", &all), (Some("0.3.4".to_owned()), 0));
+        assert_eq!(wanted("0.3.4", &all), (Some("0.4.0".to_owned()), 0));
+        assert_eq!(wanted("0.2.0", &["0.4.0"]), (None, 1), "it is shown, and upgraded by hand");
     }
 
     #[test]

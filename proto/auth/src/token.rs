@@ -241,6 +241,21 @@ impl Verifier {
         Ok(deciding.await?.identity.clone())
     }
 
+    /// Whether [`Self::verify`] has to ask an issuer for its keys before it can judge this token: it may wait for long, and
+    /// whoever makes up a key's name has it wait.
+    pub fn must_ask(&self, token: &str) -> bool {
+        let asks = |compact: &Compact<'_>| {
+            let Trusted { config, keys } = &self.issuers[self.issuer_of(compact)?];
+            let algorithm = Algorithm::from_name(&compact.header.alg).filter(|known| config.algorithms.contains(known));
+            Ok(algorithm.is_some_and(|algorithm| keys.must_ask(compact.header.kid.as_deref(), algorithm)))
+        };
+        let asks = jws::parse(token).and_then(|compact| match compact.header.typ.as_deref() {
+            Some(pop::TYPE) => asks(&jws::parse(pop::access_token(&compact)?)?),
+            _ => asks(&compact),
+        });
+        asks.unwrap_or(false)
+    }
+
     /// The payload of a statement that an issuer signed beside its tokens: a compact JWS of type `kind` for `audience`,
     /// in its time. `kind` must be none of a token's, so that neither passes for the other.
     ///

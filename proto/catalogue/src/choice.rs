@@ -29,6 +29,8 @@ pub enum UpgradeMode {
     /// To newer minor and patch versions, never to another major one.
     #[default]
     Compatible,
+    /// To newer patch versions, and to those of the next minor version: none is left out.
+    NextMinor,
 }
 
 /// Why a release does not work on a cluster.
@@ -189,6 +191,7 @@ pub fn upgrade<'a>(
             UpgradeMode::None => false,
             UpgradeMode::Patch => (to.major, to.minor) == (from.major, from.minor),
             UpgradeMode::Compatible => to.major == from.major,
+            UpgradeMode::NextMinor => to.major == from.major && to.minor <= from.minor.saturating_add(1),
         };
         within && release.version.precedence(current).is_gt() && !release.deprecated
     };
@@ -298,6 +301,9 @@ mod tests {
         assert_eq!(upgraded(&kind, "Stable", "1.2.0", UpgradeMode::Compatible), None);
         assert_eq!(upgraded(&kind, "Stable", "1.3.0", UpgradeMode::Compatible), None, "never back");
         assert_eq!(upgraded(&kind, "Stable", "0.1.0", UpgradeMode::Compatible).as_deref(), Some("0.2.0"));
+        assert_eq!(upgraded(&kind, "Stable", "1.0.0", UpgradeMode::NextMinor).as_deref(), Some("1.0.3"));
+        assert_eq!(upgraded(&kind, "Stable", "1.1.0", UpgradeMode::NextMinor).as_deref(), Some("1.2.0"));
+        assert_eq!(upgraded(&kind, "Stable", "0.0.9", UpgradeMode::NextMinor).as_deref(), Some("0.1.0"));
     }
 
     #[test]

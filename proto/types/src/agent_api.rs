@@ -362,6 +362,10 @@ pub struct Desired {
     /// The version that agents should have; absent: any.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub agent_version: Option<String>,
+    /// Whether the gateway chooses that version by itself (`agentAutoUpgrade`). Absent: the gateway is older, or the cluster
+    /// is one of its configuration.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub auto_upgrade: Option<bool>,
 }
 
 /// Bytes of a page of [`Objects`] at most: one object, however large, is on a page.

@@ -29,10 +29,13 @@ pub const TOKEN_BODY_BYTES: usize = limits::TOKEN_BYTES + 16 * 1024;
 /// Questions about rights that are read at once: they hold their bodies meanwhile, and are decided as soon as they are
 /// read.
 const READ_AT_ONCE: usize = 64;
-/// Tokens that are judged at once. Everybody who reaches the apiserver can have it ask about a token, and have that
-/// wait for an issuer's keys. So these have turns of their own, fewer than there are connections of one apiserver
-/// ([`super::CONNECTIONS_PER_PEER`]), and nobody waits for one with a connection in hand.
+/// Questions about tokens that are read at once. Everybody who reaches the apiserver can have it ask about a token. So these
+/// have turns of their own, fewer than there are connections of one apiserver ([`super::CONNECTIONS_PER_PEER`]), and
+/// nobody waits for one with a connection in hand. A token whose key is known is judged as soon as it is read.
 pub(super) const TOKENS_AT_ONCE: usize = 256;
+/// Tokens that wait for an issuer's keys at once: whoever makes up a key's name has one wait, and while an issuer does not
+/// answer they must not take the turns of those whose key is known.
+pub(super) const ASKING_AT_ONCE: usize = 128;
 /// How long a question about rights may wait for its turn, and any may take in all: an apiserver asks again after ten
 /// seconds.
 const TURN: Duration = Duration::from_secs(2);
@@ -48,6 +51,7 @@ pub struct Desk {
     clock: SharedClock,
     reading: Semaphore,
     tokens_at_once: Semaphore,
+    asking: Semaphore,
 }
 
 /// Why there is no review.
@@ -63,7 +67,7 @@ impl Desk {
     /// Answers by both.
     pub fn new(tokens: Tokens, access: Access, clock: SharedClock) -> Self {
         let (reading, tokens_at_once) = (Semaphore::new(READ_AT_ONCE), Semaphore::new(TOKENS_AT_ONCE));
-        Self { tokens, access, clock, reading, tokens_at_once }
+        Self { tokens, access, clock, reading, tokens_at_once, asking: Semaphore::new(ASKING_AT_ONCE) }
     }
 
     /// Answers one request.
@@ -107,9 +111,18 @@ impl Desk {
             || Refused(StatusCode::TOO_MANY_REQUESTS, "too many reviews are judged at once; ask again".to_owned());
         match kind {
             Kind::Token => {
-                let _turn = self.tokens_at_once.try_acquire().map_err(|_| busy())?;
+                let turn = self.tokens_at_once.try_acquire().map_err(|_| busy())?;
                 let (version, spec) = kind.read(&read(body, TOKEN_BODY_BYTES).await?)?;
-                let (status, outcome) = self.tokens.review(review::token(&spec)?).await;
+                let token = review::token(&spec)?;
+                let _turn = match self.tokens.authenticator.must_ask(&token) {
+                    true => {
+                        let asking = self.asking.try_acquire().map_err(|_| busy())?;
+                        drop(turn);
+                        asking
+                    }
+                    false => turn,
+                };
+                let (status, outcome) = self.tokens.review(token).await;
                 Ok((kind.answer(version, &status), outcome))
             }
             Kind::Access => {

@@ -36,7 +36,7 @@ use crate::{
     chain,
     identity::{clock::SharedClock, spell},
     metrics,
-    roles::{health::Reporter, kubernetes::problem},
+    roles::{health::Reporter, kube_aad_proxy::authorize::Authorizer, kubernetes::problem},
     tunnel::api::AGAIN,
 };
 
@@ -57,8 +57,15 @@ const FILES: [&str; 6] = ["ca.crt", "ca.key", "client.crt", "client.key", "tls.c
 const MANAGER: &str = super::NAME;
 /// How often the certificates are looked at. After somebody has emptied the Secret, every pod has new ones this soon.
 pub(super) const LOOK: Duration = Duration::from_secs(60);
-/// How long a certificate is remembered that an apiserver showed: one that keeps its connections shows none for hours.
+/// How long a certificate is remembered that an apiserver showed: longer than a connection lives
+/// ([`super::CONNECTION_LIFE`]), because an apiserver that keeps its connections shows none for that long.
 const SHOWN: Duration = Duration::from_secs(25 * 3600);
+/// By how much this pod's clock is behind the apiserver's before it leaves certificates alone. They begin an hour before
+/// they are made.
+const BEHIND: Duration = Duration::from_secs(3600);
+/// How long a pod that decides by roles and assignments waits for the first it knows of them before it is ready: until
+/// then it denies all users of the gateway, and apiservers remember that.
+pub(super) const SNAPSHOT_WAIT: Duration = Duration::from_secs(20);
 /// Certificates of apiservers that are remembered at most; guard's authorities sign two.
 const SHOWN_MAX: usize = 16;
 /// How often a warning that still holds is told as an Event again: a cluster keeps those for an hour.
@@ -112,12 +119,14 @@ impl Published {
     /// An apiserver showed this certificate.
     pub fn presented(&self, own: &CertificateDer<'_>) {
         let ends = certs::authority_facts(own).1;
-        metrics::guard_certificate_ends("presented", ends);
-        let mut shown = self.shown();
-        shown.insert(ends, time::Instant::now());
-        if shown.len() > SHOWN_MAX {
-            shown.pop_last();
+        {
+            let mut shown = self.shown();
+            shown.insert(ends, time::Instant::now());
+            if shown.len() > SHOWN_MAX {
+                shown.pop_last();
+            }
         }
+        self.earliest_shown();
     }
 
     /// Tells when what is accepted by [`Self::acceptor`] after this call must end.
@@ -142,11 +151,16 @@ impl Published {
         self.presented.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The earliest end of a certificate that an apiserver showed of late.
+    /// The earliest end of a certificate that an apiserver showed of late: of several apiservers, the one that is to be
+    /// seen to first.
     fn earliest_shown(&self) -> Option<SystemTime> {
         let mut shown = self.shown();
         shown.retain(|_, last| last.elapsed() < SHOWN);
-        shown.keys().next().copied()
+        let earliest = shown.keys().next().copied();
+        if let Some(earliest) = earliest {
+            metrics::guard_certificate_ends("presented", earliest);
+        }
+        earliest
     }
 }
 
@@ -172,6 +186,17 @@ pub struct Keeper {
     pub clock: SharedClock,
     /// What people are told.
     pub health: Reporter,
+    /// What decides by roles and assignments; none where the cluster's own RBAC decides alone.
+    pub authorizer: Option<Arc<Authorizer>>,
+}
+
+/// What is kept.
+struct Loaded {
+    kept: Kept,
+    /// The version of the Secret.
+    version: Option<String>,
+    /// When it was written last, by the apiserver's clock.
+    written: Option<SystemTime>,
 }
 
 /// What a warning is about, whatever times, numbers and addresses it names: its text up to the first colon, without digits.
@@ -186,6 +211,7 @@ impl Keeper {
         let mut backoff = Backoff::new(AGAIN);
         let mut told = Vec::new();
         let mut events = BTreeMap::new();
+        let mut waits = self.authorizer.as_ref();
         loop {
             let (wait, warnings) = match self.look().await {
                 Ok(warnings) => {
@@ -211,6 +237,13 @@ impl Keeper {
             }
             self.tell(&warnings, &mut events).await;
             self.health.warnings(warnings);
+            if let Some(authorizer) = waits.take()
+                && time::timeout(SNAPSHOT_WAIT, authorizer.told()).await.is_err()
+            {
+                tracing::warn!(
+                    "nothing is known of roles and assignments yet: users of the gateway are denied until then"
+                );
+            }
             // What was published is served, whatever else fails: a pod that said otherwise would be taken from the
             // Service, and all of them fail alike.
             self.health.running();
@@ -247,13 +280,22 @@ impl Keeper {
     /// What was tried and why it failed. What is kept and holds is in use all the same.
     pub async fn look(&self) -> Result<Vec<String>, String> {
         let names: Vec<&str> = self.names.iter().map(String::as_str).collect();
-        let (kept, version) = self.store.load().await?;
+        let Loaded { kept, version, written } = self.store.load().await?;
         let mut webhook = Webhook::read(&kept);
         let now = self.clock.now();
         // A pod that has just started answers by what is kept, also while nothing can be written.
-        let holds = webhook.ends().is_some_and(|(_, server)| now < server);
-        if self.published.acceptor().is_none() && holds {
+        if self.published.acceptor().is_none() && webhook.holds(now) {
             self.publish(&webhook)?;
+        }
+        // Others would have to follow this pod's clock.
+        if let Some(written) = written.filter(|written| *written > now + BEHIND)
+            && webhook.begins(now + BEHIND).is_some()
+        {
+            return Err(format!(
+                "this machine's clock says {}, and the certificates were written at {} by the apiserver's: they are left as they are; put the clock right. Where the apiserver's was wrong then, delete the Secret {SECRET} and give the apiservers other files (docs/guard.md)",
+                spell(now),
+                spell(written)
+            ));
         }
         let changed = webhook.renew(CLIENT, &names, now).map_err(|err| chain(&err))?;
         if changed {
@@ -286,6 +328,12 @@ impl Keeper {
             metrics::guard_certificate_ends("client", client);
             metrics::guard_certificate_ends("server", server);
             soon(server, "guard's own certificate", "it should have been renewed long ago: see the errors before this");
+        }
+        if let Some(begins) = webhook.begins(now) {
+            warnings.push(format!(
+                "an authority of guard's begins ahead of this machine's clock: at {}; it was made while a clock was wrong, or this one is behind. It is kept, and signs nothing until then",
+                spell(begins)
+            ));
         }
         if let Some(presented) = self.published.earliest_shown() {
             let to_do = format!(
@@ -334,8 +382,7 @@ fn kept([ca, ca_key, client, client_key, server, server_key]: [String; 6]) -> Ke
 }
 
 impl Store {
-    /// What is kept, and its version.
-    async fn load(&self) -> Result<(Kept, Option<String>), String> {
+    async fn load(&self) -> Result<Loaded, String> {
         match self {
             Self::Cluster(client) => {
                 let secret = Api::<Secret>::default_namespaced(client.clone()).get(SECRET).await;
@@ -345,7 +392,10 @@ impl Store {
                     let bytes = data.get(key).map(|ByteString(bytes)| bytes.clone()).unwrap_or_default();
                     String::from_utf8(bytes).unwrap_or_default()
                 };
-                Ok((kept(FILES.map(text)), secret.metadata.resource_version))
+                let fields = secret.metadata.managed_fields.iter().flatten();
+                let own = fields.filter(|fields| fields.manager.as_deref() == Some(MANAGER));
+                let written = own.filter_map(|fields| Some(SystemTime::from(fields.time.as_ref()?.0))).max();
+                Ok(Loaded { kept: kept(FILES.map(text)), version: secret.metadata.resource_version, written })
             }
             Self::Directory(dir) => {
                 let mut found = <[String; 6]>::default();
@@ -356,7 +406,7 @@ impl Store {
                         Err(err) => return Err(format!("{}: {err}", dir.join(name).display())),
                     }
                 }
-                Ok((kept(found), None))
+                Ok(Loaded { kept: kept(found), version: None, written: None })
             }
         }
     }

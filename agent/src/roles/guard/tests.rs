@@ -16,8 +16,8 @@ use auth::{
         snapshot::{self, Document, STATEMENT_TYPE, Signed},
     },
     token::{
-        ObjectId,
-        testing::{TestIssuer, unix_seconds},
+        Fetch, Issuer, ObjectId, REFETCH, RawIssuer, Verifier,
+        testing::{MemoryFetch, TestIssuer, TestKey, unix_seconds},
     },
 };
 use bytes::Bytes;
@@ -115,6 +115,7 @@ fn keeper(dir: &Path, clock: SharedClock) -> Keeper {
         store: Store::Directory(dir.to_owned()),
         clock,
         health: Health::default().of(NAME),
+        authorizer: None,
     }
 }
 
@@ -361,6 +362,42 @@ async fn z1_tokens_that_hang_keep_no_review_of_rights_waiting() {
     assert_eq!(answer.headers()["retry-after"], "1", "an apiserver asks again only if it is told to");
 }
 
+/// Whoever reaches the apiserver can make up names of keys, and have tokens wait while the issuer does not answer.
+#[tokio::test(start_paused = true)]
+async fn z1_tokens_with_a_known_key_wait_for_none_that_ask_the_issuer() {
+    let site = site();
+    let fetch = MemoryFetch::new();
+    fetch.publish(&site.issuer);
+    let dynamic: Arc<dyn Fetch> = fetch.clone();
+    let issuer = Issuer::try_from(RawIssuer::new("test", "https://issuer.test")).unwrap();
+    let verifier = Verifier::with_fetch(vec![issuer], &dynamic);
+    let authenticator = Arc::new(Authenticator::new(verifier, CLUSTER.parse().unwrap()));
+    let tokens = Tokens { authenticator, names: Site::names() };
+    let desk = Arc::new(Desk::new(tokens, site.access(), Arc::new(SystemClock)));
+    let asked =
+        |token: &str| Request::post(answer::TOKENS).body(Full::new(Bytes::from(token_review("v1", token)))).unwrap();
+    assert_eq!(desk.answer(asked(&site.token(&["a"]))).await.status(), StatusCode::OK, "its keys are read");
+    tokio::time::advance(REFETCH).await;
+    let _holds = fetch.hold();
+    let made_up = |number: usize| {
+        let unknown = TestIssuer { keys: vec![site.issuer.key().named(&format!("x{number}"))], ..site.issuer.clone() };
+        unknown.token("jane", &[], &CLUSTER.parse::<types::ids::ClusterId>().unwrap().audience(), site.now)
+    };
+    let tasks = TaskGroup::new("test");
+    for number in 0..answer::TOKENS_AT_ONCE {
+        let (desk, request) = (desk.clone(), asked(&made_up(number)));
+        tasks.spawn("token", async move { drop(desk.answer(request).await) });
+    }
+    for _ in 0..2 * answer::TOKENS_AT_ONCE {
+        tokio::task::yield_now().await;
+    }
+    let now = |token: &str| desk.answer(asked(token)).now_or_never().expect("no wait").status();
+    assert_eq!(now(&made_up(answer::TOKENS_AT_ONCE)), StatusCode::TOO_MANY_REQUESTS);
+    for number in 0..10 {
+        assert_eq!(now(&site.token(&[&format!("g{number}")])), StatusCode::OK, "its key is known");
+    }
+}
+
 /// An apiserver does not ask again where a connection ends without an answer, or is refused.
 #[tokio::test]
 async fn z1_a_guard_that_drains_answers_what_still_comes() {
@@ -424,6 +461,35 @@ async fn z1_a_users_token_makes_the_user_of_the_tunnel() {
     let extra = json!({"towline.io/issuer": ["test"]});
     let user = json!({"username": subject.user(), "uid": subject.uid(), "groups": subject.groups(), "extra": extra});
     assert_eq!((status, outcome), (json!({"authenticated": true, "user": user}), "authenticated"));
+}
+
+/// kubectl sends a proof of possession as a bearer token, and the apiserver asks about the whole of it.
+#[tokio::test]
+async fn z1_a_proof_of_possession_in_a_review_makes_the_user_of_the_token_in_it() {
+    let site = site();
+    let desk = site.desk();
+    let holder = TestKey::rs256("holder", 1);
+    let mut claims = site.issuer.claims("jane", &site.authenticator.cluster().audience(), site.now);
+    claims["cnf"] = json!({"kid": holder.thumbprint()});
+    let bound = site.issuer.mint(&claims);
+    let host = CLUSTER.to_ascii_lowercase();
+    let review = async |token: &str| {
+        let asked = Request::post(answer::TOKENS).body(Full::new(Bytes::from(token_review("v1", token)))).unwrap();
+        let body = desk.answer(asked).await.into_body().collect().await.unwrap().to_bytes();
+        serde_json::from_slice::<Value>(&body).unwrap()["status"].clone()
+    };
+    let proof = review(&holder.pop(&bound, &host, unix_seconds(site.now))).await;
+    assert_eq!((&proof["authenticated"], &proof["user"]["username"]), (&json!(true), &json!("jane")), "{proof}");
+    let thief = TestKey::rs256("thief", 2);
+    for (what, token) in [
+        ("the token without its proof", bound.clone()),
+        ("a proof by another key", thief.pop(&bound, &host, unix_seconds(site.now))),
+        ("a proof for another cluster", holder.pop(&bound, &format!("{host}x"), unix_seconds(site.now))),
+        ("an old proof", holder.pop(&bound, &host, unix_seconds(site.now) - 3600)),
+    ] {
+        let refused = review(&token).await;
+        assert!(refused["authenticated"] == false && refused["error"].is_string(), "{what}: {refused}");
+    }
 }
 
 #[tokio::test]
@@ -894,6 +960,106 @@ async fn z10_a_look_that_fails_leaves_a_guard_that_serves_running() {
         std::fs::write(&file, text).unwrap();
         assert_eq!(next().await.warnings.len(), 0, "{name}");
     }
+}
+
+/// A new pod of a rollout denied users who were allowed before, and apiservers remember that for half a minute.
+#[tokio::test(start_paused = true)]
+async fn z8_a_guard_is_ready_once_it_knows_of_assignments_or_has_waited_for_them() {
+    for is_told in [false, true] {
+        let (site, dir, health) = (site(), tempfile::tempdir().unwrap(), Health::default());
+        let keeper = Keeper {
+            health: health.of(NAME),
+            authorizer: Some(site.authorizer.clone()),
+            ..keeper(dir.path(), Arc::new(TokioClock::new(site.now)))
+        };
+        let (tasks, begun) = (TaskGroup::new("test"), tokio::time::Instant::now());
+        tasks.spawn("keeper", async move { keeper.keep().await });
+        let running = || health.all().remove(NAME).is_some_and(|health| health.state == State::Running);
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        assert!(!running());
+        if is_told {
+            site.tell(1, true, "", Duration::from_secs(3600)).await;
+        }
+        while !running() {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        let waited = begun.elapsed();
+        assert!(if is_told { waited < Duration::from_secs(6) } else { waited >= keeper::SNAPSHOT_WAIT }, "{waited:?}");
+    }
+}
+
+/// A pod with the wrong time of day would have all others, and all apiservers, follow it.
+#[tokio::test(start_paused = true)]
+async fn z10_a_pod_whose_clock_is_behind_the_apiservers_writes_no_certificates() {
+    let dir = tempfile::tempdir().unwrap();
+    let now = SystemTime::now();
+    keeper(dir.path(), Arc::new(TokioClock::new(now))).look().await.unwrap();
+    let kept = ["ca.crt", "ca.key", "client.crt", "client.key", "tls.crt", "tls.key"].map(|name| {
+        let text = std::fs::read(dir.path().join(name)).unwrap();
+        (name.to_owned(), Value::from(types::agent_api::encode(&text)))
+    });
+    let fields = json!([{"manager": NAME, "operation": "Update", "time": crate::identity::spell(now)}]);
+    let metadata = json!({"name": keeper::SECRET, "resourceVersion": "7", "managedFields": fields});
+    let secret = json!({"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "data": Value::Object(kept.into_iter().collect())});
+    let written = Arc::new(AtomicUsize::new(0));
+    let counted = written.clone();
+    let service = tower::service_fn(move |request: Request<kube::client::Body>| {
+        counted.fetch_add(usize::from(request.method() != http::Method::GET), Ordering::Relaxed);
+        let response = http::Response::builder().status(StatusCode::OK).header("content-type", "application/json");
+        let response = response.body(Full::new(bytes::Bytes::from(secret.to_string()))).unwrap();
+        async move { Ok::<_, std::convert::Infallible>(response) }
+    });
+    let at = |clock: SystemTime| {
+        let store = Store::Cluster(kube::Client::new(service.clone(), "towline"));
+        Keeper { store, ..keeper(dir.path(), Arc::new(TokioClock::new(clock))) }
+    };
+    let behind = at(now - Duration::from_secs(30 * 86_400));
+    let refused = behind.look().await.unwrap_err();
+    assert!(refused.contains("put the clock right") && written.load(Ordering::Relaxed) == 0, "{refused}");
+    assert!(behind.published.acceptor().is_none(), "it cannot serve, and is not ready");
+    at(now).look().await.unwrap();
+    assert!(written.load(Ordering::Relaxed) > 0, "the files are handed out");
+}
+
+/// An apiserver that keeps its connections shows its certificate all the same.
+#[tokio::test]
+async fn z10_a_connection_ends_after_its_life_so_that_the_certificate_is_shown_again() {
+    for (life, ends) in [(Duration::ZERO, true), (CONNECTION_LIFE, false)] {
+        let (site, dir) = (site(), tempfile::tempdir().unwrap());
+        let keeper = keeper(dir.path(), Arc::new(SystemClock));
+        keeper.look().await.unwrap();
+        let mut guard = Guard::new(listen("127.0.0.1:0".parse().unwrap()).unwrap(), keeper, site.desk());
+        (guard.lingers, guard.life) = (Duration::from_secs(600), life);
+        let (address, shutdown, tasks) = (guard.address().unwrap(), Shutdown::new(), TaskGroup::new("test"));
+        let until = shutdown.clone();
+        tasks.spawn("guard", async move { guard.run(until).await });
+        let (_, roots, own) = as_apiserver(dir.path(), keeper::TOKENS_FILE);
+        let (mut send, connection) = connect(address, client(&roots, &own)).await.unwrap();
+        tasks.spawn("connection", async move { drop(connection.await) });
+        let review = Request::post(answer::TOKENS).body(Full::new(Bytes::from(token_review("v1", "x")))).unwrap();
+        let answer = send.send_request(review).await.unwrap();
+        assert_eq!(answer.headers().get(header::CONNECTION).is_some_and(|value| value == "close"), ends, "{life:?}");
+        shutdown.drain();
+    }
+}
+
+/// The apiserver's certificate in its files has ended.
+#[tokio::test]
+async fn z1_an_apiserver_with_an_expired_certificate_is_refused() {
+    let (site, dir) = (site(), tempfile::tempdir().unwrap());
+    let served = serve(&site, dir.path()).await;
+    let (_, roots, own) = as_apiserver(dir.path(), keeper::TOKENS_FILE);
+    let authority = Authority::load_files(&dir.path().join("ca.crt"), &dir.path().join("ca.key")).unwrap();
+    let day = Duration::from_secs(86_400);
+    let ended = Validity { not_before: site.now - 3 * day, not_after: site.now - day };
+    let held = Validity { not_before: site.now - 3 * day, not_after: site.now + day };
+    for (validity, is_served) in [(ended, false), (held, true)] {
+        let issued = authority.issue_client(keeper::CLIENT, validity).unwrap();
+        let answer =
+            ask(served.address, client(&roots, issued.credentials()), answer::TOKENS, token_review("v1", "x")).await;
+        assert_eq!(answer.is_ok(), is_served, "{answer:?}");
+    }
+    assert!(ask(served.address, client(&roots, &own), answer::TOKENS, token_review("v1", "x")).await.is_ok());
 }
 
 #[tokio::test(start_paused = true)]

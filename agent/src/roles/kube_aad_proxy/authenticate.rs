@@ -58,6 +58,11 @@ impl Authenticator {
         self.verifier.verify(credential.token.expose_secret(), &self.audience, SystemTime::now()).await
     }
 
+    /// Whether a token cannot be judged before its issuer has been asked for keys ([`Verifier::must_ask`]).
+    pub fn must_ask(&self, token: &SecretString) -> bool {
+        self.verifier.must_ask(token.expose_secret())
+    }
+
     /// What an issuer states beside its tokens ([`Verifier::verify_statement`]).
     pub async fn statement(
         &self,

@@ -168,6 +168,12 @@ impl Authorizer {
         self.issuer.is_some()
     }
 
+    /// Completes when a snapshot is known. Cancel-safe.
+    pub async fn told(&self) {
+        // The sender is this authorizer's own.
+        let _ = self.known.subscribe().wait_for(Option::is_some).await;
+    }
+
     /// The revision that is decided by; 0 without one.
     pub fn revision(&self) -> i64 {
         self.known.borrow().as_ref().map_or(0, |known| known.revision)

@@ -9,7 +9,10 @@
 
 use std::time::Duration;
 
-use k8s_openapi::api::{apps::v1::Deployment, core::v1::Pod};
+use k8s_openapi::api::{
+    apps::v1::Deployment,
+    core::v1::{Event, Pod},
+};
 use serde_json::{Value, json};
 
 /// The Job's name, and the label of its pods.
@@ -30,7 +33,28 @@ const KEPT_SECONDS: u32 = 24 * 3600;
 /// Characters of what a container said last.
 const SAID_CHARS: usize = 600;
 /// Why a container waits for its image.
-const IMAGE: [&str; 4] = ["ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"];
+const IMAGE: [&str; 7] = [
+    "ErrImagePull",
+    "ImagePullBackOff",
+    "InvalidImageName",
+    "ErrImageNeverPull",
+    "ImageInspectError",
+    "RegistryUnavailable",
+    "SignatureValidationFailed",
+];
+/// Why a container waits before it is tried to start it.
+const NOT_YET: [&str; 2] = ["ContainerCreating", "PodInitializing"];
+/// The reason of trouble with a machine: the version has no part in it.
+pub const NODE_LOST: &str = "NodeLost";
+/// How long preparing may take at least, however short new pods are waited for: an image is pulled meanwhile.
+const PREPARING_MIN: Duration = Duration::from_secs(60);
+/// How long a pod may take to go, or a Job with its pods, before its machine counts as lost.
+const GOING_MAX: Duration = Duration::from_secs(120);
+/// Steps of an upgrade that may each take the timeout and the window: preparing, four gates, going back; and as many again
+/// for those that successors of a pod take anew.
+const STEPS: u32 = 12;
+/// What a Job may take beyond that, such as while the apiserver does not answer.
+const SLACK: Duration = Duration::from_secs(3600);
 
 /// What the Job is made of.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -92,6 +116,9 @@ pub fn manifest(upgrader: &Deployment, namespace: &str, work: &Work) -> Value {
         Work::Upgrade(plan) => (seconds(&plan.window), seconds(&plan.timeout)),
         Work::Finish { window, timeout } => (seconds(window), seconds(timeout)),
     };
+    let times = match work {
+        Work::Upgrade(Plan { window, timeout, .. }) | Work::Finish { window, timeout } => *window + *timeout,
+    };
     let mut run = texts(&["upgrade", "run", "--namespace", namespace, "--window", &window, "--timeout", &timeout]);
     let mut labels = json!({"app.kubernetes.io/name": NAME, "app.kubernetes.io/managed-by": super::NAME});
     if let Work::Upgrade(plan) = work {
@@ -129,6 +156,8 @@ pub fn manifest(upgrader: &Deployment, namespace: &str, work: &Work) -> Value {
         "spec": {
             "backoffLimit": RETRIES,
             "ttlSecondsAfterFinished": KEPT_SECONDS,
+            // Whatever it hangs in, it ends: another one goes on or back.
+            "activeDeadlineSeconds": (times * STEPS + SLACK).as_secs(),
             // Two at once would apply and take back at the same time.
             "podReplacementPolicy": "Failed",
             "template": {"metadata": {"labels": labels}, "spec": pod},
@@ -153,11 +182,17 @@ pub fn trouble(pods: &[Pod]) -> Option<Trouble> {
     if pods.iter().any(is_at_work) {
         return None;
     }
-    let mut broken = Vec::new();
-    let mut found = None;
+    let (mut broken, mut found, mut lost) = (Vec::new(), None, None);
     for pod in pods {
         let name = pod.metadata.name.as_deref().unwrap_or_default();
         let Some(status) = &pod.status else { continue };
+        let has_ended = status.phase.as_deref().is_some_and(|phase| phase == "Succeeded" || phase == "Failed");
+        if pod.metadata.deletion_timestamp.is_some() && !has_ended {
+            let machine = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()).unwrap_or("none");
+            let message = format!("pod {name} on node {machine} is deleted and does not end");
+            lost = Some(Trouble { reason: NODE_LOST, message, is_final: false });
+            continue;
+        }
         let unplaced =
             status.conditions.iter().flatten().find(|one| one.type_ == "PodScheduled" && one.status == "False");
         if let Some(condition) = unplaced {
@@ -167,11 +202,18 @@ pub fn trouble(pods: &[Pod]) -> Option<Trouble> {
         for container in status.init_container_statuses.iter().chain(&status.container_statuses).flatten() {
             let Some(state) = &container.state else { continue };
             if let Some(waiting) = &state.waiting
-                && let Some(reason) = waiting.reason.as_deref().filter(|reason| IMAGE.contains(reason))
+                && let Some(reason) = waiting.reason.as_deref().filter(|reason| !NOT_YET.contains(reason))
             {
                 let why = waiting.message.clone().unwrap_or_default();
-                let message = format!("the image {} cannot be pulled: {reason}: {why}", container.image);
-                found = Some(Trouble { reason: "ImagePull", message, is_final: false });
+                let (kind, message) = if IMAGE.contains(&reason) {
+                    ("ImagePull", format!("the image {} cannot be pulled: {reason}: {why}", container.image))
+                } else {
+                    (
+                        "DoesNotStart",
+                        format!("container {} of pod {name} cannot be started: {reason}: {why}", container.name),
+                    )
+                };
+                found = Some(Trouble { reason: kind, message, is_final: false });
             }
             if let Some(ended) = state.terminated.as_ref().filter(|ended| ended.exit_code != 0) {
                 let said: String =
@@ -186,9 +228,112 @@ pub fn trouble(pods: &[Pod]) -> Option<Trouble> {
         }
     }
     match broken.pop() {
+        // No other pod is made before that one has ended.
+        _ if lost.is_some() => lost,
         // Once may be an accident: an eviction, an apiserver that was away.
         Some(message) => Some(Trouble { reason: "DoesNotStart", message, is_final: !broken.is_empty() }),
         None => found,
+    }
+}
+
+/// What a Job does that has not come to its end in its time, as far as its pods and events say it.
+pub fn unended(pods: &[Pod], events: &[Event]) -> Trouble {
+    let Some(pod) = pods.last() else {
+        let refused = events.iter().rfind(|event| event.reason.as_deref() == Some("FailedCreate"));
+        let why = refused.and_then(|event| event.message.clone()).unwrap_or_else(|| {
+            format!("look for a quota, a limit range, Pod Security or a webhook that refuses it: kubectl describe job {NAME}")
+        });
+        let message = format!("no pod of the Job {NAME} is made: {why}");
+        return Trouble { reason: "NoPod", message, is_final: true };
+    };
+    let name = pod.metadata.name.as_deref().unwrap_or_default();
+    let statuses = pod.status.iter().flat_map(|status| [&status.init_container_statuses, &status.container_statuses]);
+    let open = statuses.flatten().flatten().find_map(|container| {
+        let state = container.state.as_ref()?;
+        let what = match (&state.running, &state.waiting) {
+            (Some(_), _) => "runs and does not come to its end".to_owned(),
+            (None, Some(waiting)) => format!("waits: {}", waiting.reason.as_deref().unwrap_or("for no reason")),
+            (None, None) => return None,
+        };
+        Some(format!("container {} of image {} in pod {name} {what}", container.name, container.image))
+    });
+    let message = open.unwrap_or_else(|| format!("pod {name} does not come to its end"));
+    Trouble { reason: "DoesNotStart", message, is_final: true }
+}
+
+/// What is seen of a Job at one time.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Seen {
+    /// How long it has been seen.
+    pub age: Duration,
+    /// Whether it was deleted, and how long it has been going.
+    pub going: Option<Duration>,
+    /// Whether it has come to its end, well or not.
+    pub has_ended: bool,
+    /// What is wrong, and how long it has been.
+    pub trouble: Option<(Trouble, Duration)>,
+    /// Whether a pod of it is there.
+    pub has_pods: bool,
+    /// Whether objects may be those of the new version.
+    pub has_changed: bool,
+    /// Whether the gateway still wants the version.
+    pub is_wanted: bool,
+}
+
+/// What is to be done about a Job.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Next {
+    /// It goes its way.
+    Wait,
+    /// It is removed, when its pods have ended; another one follows where that is needed.
+    Remove,
+    /// It is removed at once: its pods have no machine that could say that they have ended. What one of them still does
+    /// is refused, because how far the upgrade is has changed.
+    Drop,
+    /// Nothing was changed, and it is not to go on, for this reason.
+    TakeBack(Trouble),
+    /// The same; its pods and events tell the reason.
+    TakeBackUnended,
+    /// Nothing was changed, and the gateway wants it no more.
+    Forget,
+}
+
+/// How long preparing may take.
+pub fn preparing_max(window: Duration, timeout: Duration) -> Duration {
+    timeout.max(PREPARING_MIN) + window
+}
+
+/// Decides about a Job that is there.
+pub fn next(seen: Seen, window: Duration, timeout: Duration) -> Next {
+    if let Some(going) = seen.going {
+        return if going > GOING_MAX { Next::Drop } else { Next::Wait };
+    }
+    let is_late = seen.age > preparing_max(window, timeout);
+    if let Some((trouble, stands)) = &seen.trouble
+        && trouble.reason == NODE_LOST
+    {
+        return if *stands > GOING_MAX { Next::Drop } else { Next::Wait };
+    }
+    if seen.has_changed {
+        // The kept objects are enough to go on or back: the new image is not asked for again.
+        let is_stuck = seen.trouble.is_some_and(|(_, stands)| stands > window) || !seen.has_pods && is_late;
+        return if seen.has_ended || is_stuck { Next::Remove } else { Next::Wait };
+    }
+    if !seen.is_wanted {
+        return Next::Forget;
+    }
+    match seen.trouble {
+        Some((trouble, stands)) if trouble.is_final || stands > window.min(timeout) => Next::TakeBack(trouble),
+        trouble if seen.has_ended => Next::TakeBack(trouble.map_or_else(
+            || Trouble {
+                reason: "JobFailed",
+                message: format!("the Job {NAME} ended before it had begun to change anything"),
+                is_final: true,
+            },
+            |(trouble, _)| trouble,
+        )),
+        _ if is_late => Next::TakeBackUnended,
+        _ => Next::Wait,
     }
 }
 
@@ -263,5 +408,96 @@ mod tests {
         assert_eq!(trouble(&[failed.clone(), failed, works]), None, "another one goes on");
         let good = container(json!({"terminated": {"exitCode": 0}}));
         assert_eq!(trouble(&[pod(json!({"initContainerStatuses": [good]}))]), None);
+        let of = |reason: &str| {
+            let waits = container(json!({"waiting": {"reason": reason, "message": "m"}}));
+            trouble(&[pod(json!({"initContainerStatuses": [waits]}))]).map(|trouble| trouble.reason)
+        };
+        assert_eq!((of("ContainerCreating"), of("PodInitializing")), (None, None));
+        for (reason, expected) in [
+            ("SignatureValidationFailed", "ImagePull"),
+            ("CreateContainerError", "DoesNotStart"),
+            ("New", "DoesNotStart"),
+        ] {
+            assert_eq!(of(reason), Some(expected), "{reason}");
+        }
+    }
+
+    const WINDOW: Duration = Duration::from_secs(180);
+    const TIMEOUT: Duration = Duration::from_secs(600);
+
+    fn decided(seen: Seen) -> Next {
+        next(seen, WINDOW, TIMEOUT)
+    }
+
+    /// A version whose program hangs, and a cluster that makes no pod, held every later upgrade up.
+    #[test]
+    fn u1_a_job_that_does_not_end_is_taken_back_with_what_holds_it_up() {
+        let seen = Seen { is_wanted: true, has_pods: true, ..Seen::default() };
+        let late = preparing_max(WINDOW, TIMEOUT) + Duration::from_secs(1);
+        assert_eq!(decided(Seen { age: late - Duration::from_secs(2), ..seen.clone() }), Next::Wait);
+        assert_eq!(decided(Seen { age: late, ..seen.clone() }), Next::TakeBackUnended);
+        assert_eq!(decided(Seen { age: late, has_changed: true, ..seen.clone() }), Next::Wait, "it is at work");
+        let podless = Seen { has_pods: false, age: late, has_changed: true, ..seen };
+        assert_eq!(decided(podless), Next::Remove, "another one goes back");
+
+        let event = |reason: &str, message: &str| Event {
+            reason: Some(reason.to_owned()),
+            message: Some(message.to_owned()),
+            ..Event::default()
+        };
+        let refused = unended(&[], &[event("FailedCreate", "exceeded quota: q"), event("Other", "o")]);
+        assert!(refused.reason == "NoPod" && refused.message.contains("exceeded quota: q"), "{refused:?}");
+        assert!(unended(&[], &[]).message.contains("kubectl describe job towline-upgrade"));
+        let hangs: Pod = serde_json::from_value(json!({"metadata": {"name": "p"}, "status": {"initContainerStatuses": [
+            {"name": "gather", "image": "a:2", "imageID": "", "ready": true, "restartCount": 0, "state": {"terminated": {"exitCode": 0}}},
+            {"name": "render", "image": "a:3", "imageID": "", "ready": false, "restartCount": 0, "state": {"running": {}}},
+        ]}}))
+        .unwrap();
+        let hangs = unended(&[hangs], &[]);
+        assert!(hangs.reason == "DoesNotStart" && hangs.message.contains("container render of image a:3"), "{hangs:?}");
+    }
+
+    #[test]
+    fn u1_a_job_is_forgotten_that_the_gateway_wants_no_more_before_it_changed_anything() {
+        let seen = Seen { has_pods: true, ..Seen::default() };
+        assert_eq!(decided(seen.clone()), Next::Forget);
+        assert_eq!(decided(Seen { is_wanted: true, ..seen.clone() }), Next::Wait);
+        assert_eq!(decided(Seen { has_changed: true, ..seen }), Next::Wait, "what has begun comes to its end");
+    }
+
+    /// A pod on a machine that died stays for ever, and the Job with it.
+    #[test]
+    fn u1_a_job_on_a_lost_machine_is_dropped_for_another_one() {
+        let lost: Pod = serde_json::from_value(json!({
+            "metadata": {"name": "p", "deletionTimestamp": "2026-11-28T10:00:00Z"}, "spec": {"nodeName": "n1", "containers": []},
+            "status": {"phase": "Running", "containerStatuses": [{"name": "upgrade", "image": "a:2", "imageID": "",
+                "ready": true, "restartCount": 0, "state": {"running": {}}}]},
+        }))
+        .unwrap();
+        let found = trouble(std::slice::from_ref(&lost)).unwrap();
+        assert!(found.reason == NODE_LOST && found.message.contains("node n1"), "{found:?}");
+        let mut ended = lost.clone();
+        ended.status.as_mut().unwrap().phase = Some("Failed".to_owned());
+        assert_eq!(trouble(&[ended]), None, "its Job makes another one");
+        let (short, long) = (GOING_MAX, GOING_MAX + Duration::from_secs(1));
+        let after = |stands| Seen {
+            trouble: Some((found.clone(), stands)),
+            has_pods: true,
+            is_wanted: true,
+            ..Seen::default()
+        };
+        for has_changed in [false, true] {
+            assert_eq!(decided(Seen { has_changed, ..after(short) }), Next::Wait);
+            assert_eq!(decided(Seen { has_changed, ..after(long) }), Next::Drop);
+        }
+        let going = |time| Seen { going: Some(time), ..after(long) };
+        assert_eq!((decided(going(short)), decided(going(long))), (Next::Wait, Next::Drop));
+    }
+
+    #[test]
+    fn u1_a_job_ends_by_itself_after_all_that_its_steps_may_take() {
+        let job = manifest(&upgrader(), "towline", &Work::Finish { window: WINDOW, timeout: TIMEOUT });
+        let deadline = job["spec"]["activeDeadlineSeconds"].as_u64().unwrap();
+        assert!(deadline > 6 * (WINDOW + TIMEOUT).as_secs() && deadline < 24 * 3600, "{deadline}");
     }
 }

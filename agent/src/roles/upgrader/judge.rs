@@ -55,10 +55,7 @@ pub enum Judged {
 
 /// Decides, for a version that the gateway wants.
 pub fn judge(wanted: Option<&str>, running: &str, there: &There) -> Judged {
-    // `v0.3.0` is the version 0.3.0, which may be the one that runs, or one that was rolled back.
-    let wanted =
-        wanted.map(|wanted| wanted.parse().map_or(wanted.to_owned(), |wanted: Version| wanted.number().to_string()));
-    let Some(wanted) = wanted.filter(|wanted| wanted != running) else { return Judged::Nothing };
+    let Some(wanted) = wanted.map(named).filter(|wanted| wanted != running) else { return Judged::Nothing };
     let wanted = wanted.as_str();
     if there.refused.iter().any(|version| *version == wanted) {
         return Judged::Nothing;
@@ -91,6 +88,12 @@ pub fn judge(wanted: Option<&str>, running: &str, there: &There) -> Judged {
         },
     };
     Judged::Begin(wanted.to_owned(), Images { agent, extension_manager })
+}
+
+/// The name of a version that is wanted: `v0.3.0` is the version 0.3.0, which may be the one that runs, or one that was
+/// rolled back.
+pub fn named(wanted: &str) -> String {
+    wanted.parse().map_or(wanted.to_owned(), |wanted: Version| wanted.number().to_string())
 }
 
 fn pinned(what: &str, image: &str, wanted: &str) -> String {

@@ -25,8 +25,13 @@ pub const BEFORE: &str = "before";
 pub const TRUST: &str = "trust";
 /// The key of the ConfigMap with the newest version that ran here.
 pub const NEWEST: &str = "newest";
+/// The key of the ConfigMap that shows whether the gateway chooses versions by itself, under the name that Arc gives it:
+/// `true` or `false`.
+pub const AUTO_UPDATE: &str = "AZURE_ARC_AUTOUPDATE";
 /// Versions that are remembered as rolled back.
 const REFUSED_MAX: usize = 20;
+/// How often a write is tried again that met another one.
+const CONFLICTS_MAX: u32 = 5;
 /// Characters of a message.
 const MESSAGE_CHARS: usize = 2000;
 
@@ -102,7 +107,40 @@ pub struct State {
     pub is_tried_again: bool,
 }
 
+/// What every version understands of a state that another version has written.
+#[derive(Deserialize)]
+struct Remains {
+    #[serde(default)]
+    from: String,
+    #[serde(default)]
+    time: String,
+    #[serde(default)]
+    refused: Vec<String>,
+}
+
 impl State {
+    /// Of what is kept. Of a state that another version wrote in other words, the versions that were rolled back stay
+    /// known; none where there are none.
+    pub fn of(text: &str) -> Option<Self> {
+        if let Ok(state) = serde_json::from_str(text) {
+            return Some(state);
+        }
+        let Remains { from, time, refused } = serde_json::from_str(text).ok()?;
+        let version = refused.last()?.clone();
+        let message = "another version of the agents wrote how far the upgrade is, and this one does not understand it";
+        Some(Self {
+            version,
+            from,
+            phase: Phase::RolledBack,
+            reason: String::new(),
+            message: message.to_owned(),
+            time,
+            attempts: 0,
+            refused,
+            is_tried_again: false,
+        })
+    }
+
     /// An upgrade that is to begin.
     pub fn new(version: &str, from: &str, last: Option<&Self>, now: SystemTime) -> Self {
         Self {
@@ -213,7 +251,19 @@ impl Kept {
     /// # Errors
     /// As [`Self::read`].
     pub async fn state(&self) -> Result<Option<State>, kube::Error> {
-        Ok(self.read(STATE).await?.and_then(|text| serde_json::from_str(&text).ok()))
+        Ok(self.read(STATE).await?.as_deref().and_then(State::of))
+    }
+
+    /// Shows people in the cluster whether the gateway chooses versions by itself ([`AUTO_UPDATE`]).
+    ///
+    /// # Errors
+    /// As [`Self::read`], and when the apiserver refuses.
+    pub async fn show_auto_update(&self, is_on: bool) -> Result<(), kube::Error> {
+        let text = if is_on { "true" } else { "false" };
+        if self.read(AUTO_UPDATE).await?.as_deref() == Some(text) {
+            return Ok(());
+        }
+        self.write(&json!({ AUTO_UPDATE: text })).await
     }
 
     /// Writes what is under some keys; null takes one out.
@@ -225,22 +275,53 @@ impl Kept {
         self.api.patch(OBJECT, &PatchParams::default(), &Patch::Merge(&patch)).await.map(drop)
     }
 
-    /// Writes how far the upgrade is. The objects of the old version go when they are not needed any more.
+    /// Writes how far the upgrade is, where it is as far as the caller knows: `from`. The objects of the old version go when
+    /// they are not needed any more; `before` writes them with it. False where another process has written meanwhile:
+    /// whatever the caller is about to do is no longer its own.
     ///
     /// # Errors
     /// When the apiserver refuses.
-    pub async fn set(&self, state: &State) -> Result<(), kube::Error> {
-        let text = serde_json::to_string(state).map_err(kube::Error::SerdeError)?;
-        let mut data = json!({ STATE: text });
-        if !state.phase.has_changed() && state.phase != Phase::Failed {
+    pub async fn change(
+        &self,
+        from: Option<&State>,
+        to: Option<&State>,
+        before: Option<&str>,
+    ) -> Result<bool, kube::Error> {
+        let mut data = json!({ STATE: to.map(serde_json::to_string).transpose().map_err(kube::Error::SerdeError)? });
+        if let Some(before) = before {
+            data[BEFORE] = before.into();
+        } else if to.is_none_or(|to| !to.phase.has_changed() && to.phase != Phase::Failed) {
             data[BEFORE] = Value::Null;
         }
-        self.write(&data).await
+        let mut tries = 0;
+        loop {
+            let map = self.api.get(OBJECT).await?;
+            let text = map.data.as_ref().and_then(|data| data.get(STATE));
+            let now = text.and_then(|text| State::of(text));
+            // Also after an answer that was lost: nobody can tell who has written it.
+            if now.as_ref() != from {
+                return Ok(false);
+            }
+            // What else is in the object has other writers; then it is looked at again.
+            let patch = json!({"metadata": {"resourceVersion": map.metadata.resource_version}, "data": data});
+            match self.api.patch(OBJECT, &PatchParams::default(), &Patch::Merge(&patch)).await {
+                Err(kube::Error::Api(status)) if status.code == 409 && tries < CONFLICTS_MAX => tries += 1,
+                done => return done.map(|_| true),
+            }
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::{
+        convert::Infallible,
+        sync::{Arc, Mutex},
+    };
+
+    use bytes::Bytes;
+    use http_body_util::{BodyExt as _, Full};
+
     use super::*;
 
     #[test]
@@ -286,6 +367,96 @@ mod tests {
         assert_ne!(begun.time, waits.time);
         let other = State::new("0.3.2", "0.2.0", Some(&waits), later).after(Some(&waits));
         assert_eq!((other.told().state.as_str(), other.version.as_str()), ("Running", "0.3.2"));
+    }
+
+    #[test]
+    fn u1_versions_that_were_rolled_back_are_read_of_a_state_of_another_version() {
+        let state = State::of(r#"{"version": "0.5.0", "phase": "Rehearsing", "refused": ["0.3.0", "0.4.0"]}"#).unwrap();
+        assert_eq!((state.phase, state.refused.len(), state.is_passing()), (Phase::RolledBack, 2, false));
+        assert_eq!(State::of(r#"{"phase": "Rehearsing"}"#), None);
+        assert_eq!(State::of("x"), None);
+    }
+
+    /// The ConfigMap of an apiserver: its data, its version, and what somebody writes before the next patch.
+    #[derive(Clone, Default)]
+    struct OneMap(Arc<Mutex<(serde_json::Map<String, Value>, u64, Option<Value>)>>);
+
+    impl OneMap {
+        fn kept(&self) -> Kept {
+            let own = self.clone();
+            let service = tower::service_fn(move |request: http::Request<kube::client::Body>| {
+                let own = own.clone();
+                async move {
+                    let (head, body) = request.into_parts();
+                    let body = body.collect().await.unwrap().to_bytes();
+                    let mut now = own.0.lock().unwrap();
+                    let mut answer = None;
+                    if head.method == http::Method::PATCH {
+                        if let Some(other) = now.2.take() {
+                            now.1 += 1;
+                            now.0.extend(other.as_object().unwrap().clone());
+                        }
+                        let patch: Value = serde_json::from_slice(&body).unwrap();
+                        if patch["metadata"]["resourceVersion"] == now.1.to_string().as_str() {
+                            now.1 += 1;
+                            now.0.extend(patch["data"].as_object().unwrap().clone());
+                            now.0.retain(|_, value| !value.is_null());
+                        } else if patch["metadata"].is_null() {
+                            now.1 += 1;
+                            now.0.extend(patch["data"].as_object().unwrap().clone());
+                        } else {
+                            answer = Some(json!({"kind": "Status", "status": "Failure", "message": "m", "code": 409}));
+                        }
+                    }
+                    let code = if answer.is_some() { 409 } else { 200 };
+                    let answer = answer.unwrap_or_else(|| {
+                        json!({"apiVersion": "v1", "kind": "ConfigMap", "data": now.0.clone(),
+                            "metadata": {"name": OBJECT, "resourceVersion": now.1.to_string()}})
+                    });
+                    let answer =
+                        http::Response::builder().status(code).body(Full::new(Bytes::from(answer.to_string())));
+                    Ok::<_, Infallible>(answer.unwrap())
+                }
+            });
+            Kept::new(&Client::new(service, "towline"))
+        }
+
+        fn meanwhile(&self, data: Value) {
+            self.0.lock().unwrap().2 = Some(data);
+        }
+    }
+
+    /// A pod that had just kept the objects of the old version went on after the upgrader had taken the upgrade back.
+    #[tokio::test]
+    async fn u1_state_is_written_only_where_nobody_else_has_written_it() {
+        let (map, now) = (OneMap::default(), SystemTime::UNIX_EPOCH);
+        let kept = map.kept();
+        let prepares = State::new("0.3.0", "0.2.0", None, now);
+        assert!(kept.change(None, Some(&prepares), None).await.unwrap());
+        let (applies, ends) =
+            (prepares.at(Phase::Applying, "", "", now), prepares.at(Phase::RolledBack, "r", "m", now));
+        map.meanwhile(json!({STATE: serde_json::to_string(&ends).unwrap()}));
+        assert!(!kept.change(Some(&prepares), Some(&applies), Some("[1]")).await.unwrap());
+        assert_eq!((kept.state().await.unwrap(), kept.read(BEFORE).await.unwrap()), (Some(ends.clone()), None));
+        // What else is in it is nobody's upgrade.
+        map.meanwhile(json!({TRUST: "t"}));
+        assert!(kept.change(Some(&ends), Some(&applies), Some("[1]")).await.unwrap());
+        assert_eq!(kept.read(BEFORE).await.unwrap().as_deref(), Some("[1]"));
+        assert!(!kept.change(Some(&ends), Some(&applies), Some("[1]")).await.unwrap(), "somebody has done so before");
+        assert!(kept.change(Some(&applies), None, None).await.unwrap());
+        assert_eq!((kept.state().await.unwrap(), kept.read(BEFORE).await.unwrap()), (None, None));
+        assert_eq!(kept.read(TRUST).await.unwrap().as_deref(), Some("t"));
+    }
+
+    #[tokio::test]
+    async fn u2_the_switch_of_the_gateway_is_shown_in_the_cluster() {
+        let map = OneMap::default();
+        let kept = map.kept();
+        for (is_on, shown, writes) in [(true, "true", 1), (true, "true", 1), (false, "false", 2)] {
+            kept.show_auto_update(is_on).await.unwrap();
+            assert_eq!(kept.read(AUTO_UPDATE).await.unwrap().as_deref(), Some(shown));
+            assert_eq!(map.0.lock().unwrap().1, writes);
+        }
     }
 
     #[test]

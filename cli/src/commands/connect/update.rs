@@ -29,11 +29,11 @@ use crate::{
     kubernetes::{
         KubeArgs, Kubernetes, Place,
         compare::{is_changed, to_apply_again},
-        installed::{is_definition, is_elsewhere},
-        place::SECRET,
+        installed::{Installed, is_definition, is_elsewhere},
+        place::{DEPLOYMENT, SECRET},
         turn::Turn,
     },
-    manifests,
+    manifests::{self, UPGRADER},
     terminal::say,
 };
 
@@ -86,13 +86,23 @@ impl<'a> Update<'a> {
     }
 }
 
-/// Gives the agents of a cluster other settings, and waits for the new pods.
-pub async fn update_agents(update: Update<'_>, context: &Context, id: &ResourceId) -> Outcome<()> {
-    let mut steps = Steps::default();
-    let client = context.client()?;
-    let settings = steps.run("Asking the gateway what agents need", values::settings(&client)).await?;
-    let cluster = steps.run("Reaching the cluster", precheck::reach(update.kube)).await?;
-    let installed = steps.run("Looking for agents that are there", precheck::installed(&cluster)).await?;
+/// Whether the agents of a cluster upgrade themselves.
+pub async fn has_upgrader(kube: &KubeArgs, context: &Context, id: &ResourceId) -> Outcome<bool> {
+    let settings = values::settings(&context.client()?).await?;
+    let cluster = precheck::reach(kube).await?;
+    let there = belonging(&cluster, precheck::installed(&cluster).await?, &settings, id)?;
+    let place = Place::within(DEPLOYMENT, &there.namespace, UPGRADER);
+    let upgrader = cluster.get(&place).await.map_err(|error| anyhow!(error).context(format!("cannot read {place}")))?;
+    Ok(upgrader.is_some())
+}
+
+/// The agents that are there, if they are this cluster's.
+fn belonging(
+    cluster: &Kubernetes,
+    installed: Option<Installed>,
+    settings: &InstallSettings,
+    id: &ResourceId,
+) -> Outcome<Installed> {
     let choose = "choose its kubeconfig: --kube-config FILE, --kube-context NAME";
     let Some(there) = installed else {
         return Err(Failure::from(anyhow!("context {} has no agents of {}", cluster.context, id.name())).hint(choose));
@@ -100,6 +110,17 @@ pub async fn update_agents(update: Update<'_>, context: &Context, id: &ResourceI
     if !is_same(&there.cluster_id, id.as_str()) || !there.is_at(&settings.urls) {
         return Err(is_elsewhere(&there.cluster_id, choose));
     }
+    Ok(there)
+}
+
+/// Gives the agents of a cluster other settings, and waits for the new pods.
+pub async fn update_agents(update: Update<'_>, context: &Context, id: &ResourceId) -> Outcome<()> {
+    let mut steps = Steps::default();
+    let client = context.client()?;
+    let settings = steps.run("Asking the gateway what agents need", values::settings(&client)).await?;
+    let cluster = steps.run("Reaching the cluster", precheck::reach(update.kube)).await?;
+    let installed = steps.run("Looking for agents that are there", precheck::installed(&cluster)).await?;
+    let there = belonging(&cluster, installed, &settings, id)?;
     if update.goes_back && !there.is_ours() {
         let error = anyhow!("{} installed the agents of {}, and upgrades them", there.managed_by, id.name());
         return Err(Failure::from(error).hint("helm upgrade, with the chart of the new version"));

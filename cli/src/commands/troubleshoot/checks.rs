@@ -146,13 +146,22 @@ async fn upgrade(cluster: &Kubernetes, namespace: &str, bundle: &mut Bundle) -> 
         Ok(there) => there.unwrap_or_default()["metadata"]["labels"][VERSION_LABEL].as_str().map(str::to_owned),
         Err(_) => None,
     };
-    judge_upgrade(state.as_ref(), installed.as_deref())
+    let obstacle = match &state {
+        Some(state) if state.phase.is_running() => cluster.obstacle_of_job(namespace, UPGRADE_JOB).await,
+        _ => None,
+    };
+    judge_upgrade(state.as_ref(), installed.as_deref(), obstacle.as_deref(), SystemTime::now())
 }
 
 const UPGRADE: &str = "agent_upgrade_check";
+const UPGRADE_JOB: &str = agent::roles::upgrader::job::NAME;
 
-/// `installed`: the version that the agents' objects name.
-fn judge_upgrade(state: Option<&Upgrade>, installed: Option<&str>) -> Finding {
+/// An upgrade that runs longer is held up: three stages of new pods, and the way back, by the times that upgrades have
+/// where nobody has set others.
+const UPGRADE_MINUTES: i64 = 90;
+
+/// `installed`: the version that the agents' objects name; `obstacle`: what holds up the Job of one that runs.
+fn judge_upgrade(state: Option<&Upgrade>, installed: Option<&str>, obstacle: Option<&str>, now: SystemTime) -> Finding {
     let Some(state) = state else {
         return Finding::new(UPGRADE, State::Passed, "no upgrade of the agents was begun");
     };
@@ -165,8 +174,22 @@ fn judge_upgrade(state: Option<&Upgrade>, installed: Option<&str>) -> Finding {
         return Finding::new(UPGRADE, State::Passed, format!("{said}; the agents have version {version} by now"));
     }
     match state.phase {
-        Phase::Succeeded | Phase::Preparing | Phase::Applying | Phase::Undoing => {
-            Finding::new(UPGRADE, State::Passed, said)
+        Phase::Succeeded => Finding::new(UPGRADE, State::Passed, said),
+        Phase::Preparing | Phase::Applying | Phase::Undoing => {
+            let minutes =
+                instants::parse(&state.time).map_or(0, |since| (OffsetDateTime::from(now) - since).whole_minutes());
+            // One that was tried again has waited since then.
+            let is_late = minutes > UPGRADE_MINUTES && !state.is_tried_again;
+            match obstacle {
+                None if !is_late => Finding::new(UPGRADE, State::Passed, said),
+                obstacle => {
+                    let why = obstacle.unwrap_or("it is longer at work than an upgrade takes");
+                    let remedy = format!(
+                        "remove what holds up the Job {UPGRADE_JOB} (kubectl describe job {UPGRADE_JOB}). To end it, delete the Job: what has not begun is given up, and what has is taken back"
+                    );
+                    Finding::new(UPGRADE, State::Failed, format!("{said}: {why}")).remedy(remedy)
+                }
+            }
         }
         Phase::Waiting | Phase::RolledBack | Phase::Failed => {
             Finding::new(UPGRADE, State::Failed, format!("{said} ({})", state.reason)).remedy(state.message.clone())
@@ -618,10 +641,10 @@ mod tests {
         for (phase, passes) in
             [(Phase::Succeeded, true), (Phase::Applying, true), (Phase::Waiting, false), (Phase::RolledBack, false)]
         {
-            let found = judge_upgrade(Some(&state.at(phase, "Rights", "what to do", now)), Some("0.2.0"));
+            let found = judge_upgrade(Some(&state.at(phase, "Rights", "what to do", now)), Some("0.2.0"), None, now);
             assert_eq!((found.state == State::Passed, found.remedies.is_empty()), (passes, passes), "{}", found.detail);
         }
-        assert!(judge_upgrade(None, None).state == State::Passed);
+        assert!(judge_upgrade(None, None, None, now).state == State::Passed);
         // Upgraded by hand since.
         for (phase, installed, passes) in [
             (Phase::RolledBack, Some("0.3.0"), true),
@@ -630,9 +653,28 @@ mod tests {
             (Phase::Failed, Some("0.3.0"), false),
             (Phase::RolledBack, None, false),
         ] {
-            let found = judge_upgrade(Some(&state.at(phase, "Crash", "what to do", now)), installed);
+            let found = judge_upgrade(Some(&state.at(phase, "Crash", "what to do", now)), installed, None, now);
             assert_eq!(found.state == State::Passed, passes, "{phase:?} {installed:?}: {}", found.detail);
         }
+    }
+
+    #[test]
+    fn u1_upgrade_that_is_held_up_is_a_finding_that_names_the_obstacle() {
+        let begun = SystemTime::UNIX_EPOCH;
+        let later = begun + std::time::Duration::from_secs(60 * 91);
+        let state = Upgrade::new("0.3.0", "0.2.0", None, begun);
+        for phase in [Phase::Preparing, Phase::Applying, Phase::Undoing] {
+            let state = state.at(phase, "", "", begun);
+            let judged = |obstacle, now| judge_upgrade(Some(&state), Some("0.2.0"), obstacle, now);
+            assert!(judged(None, begun).state == State::Passed);
+            let refused = judged(Some("exceeded quota"), begun);
+            assert!(refused.state == State::Failed && refused.detail.contains("exceeded quota"), "{}", refused.detail);
+            let late = judged(None, later);
+            assert!(late.state == State::Failed && !late.remedies.is_empty(), "{}", late.detail);
+        }
+        let waits = state.at(Phase::Waiting, "Rights", "m", begun);
+        let again = Upgrade::new("0.3.0", "0.2.0", Some(&waits), later).after(Some(&waits));
+        assert!(judge_upgrade(Some(&again), Some("0.2.0"), None, later).state == State::Passed);
     }
 
     #[test]

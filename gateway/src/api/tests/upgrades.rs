@@ -170,7 +170,7 @@ async fn u1_waves_over_500_clusters_pause_at_failures_name_them_and_are_resumed(
     let shown = site.properties(&name_of(bad)).await["miscellaneousProperties"].clone();
     assert_eq!((&shown["failedAgentVersion"], &shown["targetAgentVersion"]), (&json!(next), &Value::Null), "{shown}");
     assert!(shown["failedAgentVersionReason"].as_str().unwrap().starts_with("ImagePull: "), "{shown}");
-    upgrades::resume(&site.control).await.unwrap();
+    assert!(upgrades::resume(&site.control).await.unwrap());
     while fleet.round(&site, fails).await > 0 {}
     let status = site.fleet_status().await;
     assert_eq!(
@@ -178,6 +178,25 @@ async fn u1_waves_over_500_clusters_pause_at_failures_name_them_and_are_resumed(
         (&json!("Complete"), &json!(15))
     );
     assert_eq!(fleet.count(next), CLUSTERS_OF_FLEET - failing, "{status}");
+}
+
+/// Whoever paused a bad version still saw the rest of its wave begin.
+#[tokio::test]
+async fn u1_a_pause_holds_for_what_was_planned_before_it() {
+    let own = skew::OWN;
+    let site = site_with_agents(&[own, "0.3.98"]).await;
+    site.fleet_of(30, own).await;
+    let told = || (0..30).filter(|number| site.told_version(&name_of(*number)).is_some()).count();
+    let planned = upgrades::planned(&site.control).await.unwrap();
+    upgrades::pause(&site.control).await.unwrap();
+    upgrades::carry_out(&site.control, &planned).await.unwrap();
+    assert_eq!(told(), 0);
+    // Nor does somebody who looked before the pause resume it.
+    assert!(!upgrades::resume_as(&site.control, &planned).await.unwrap());
+    assert_eq!(site.fleet_status().await["paused"], true);
+    assert!(upgrades::resume(&site.control).await.unwrap());
+    site.look_for_upgrades().await;
+    assert_eq!(told(), 3);
 }
 
 /// The gateway refuses the hello of agents of such a version, so that each of them would be rolled back.

@@ -187,6 +187,12 @@ impl IssuerKeys {
         }
     }
 
+    /// Whether [`Self::find`] has to ask the issuer before it knows.
+    pub(super) fn must_ask(&self, kid: Option<&str>, algorithm: Algorithm) -> bool {
+        let found = self.look(kid, algorithm);
+        self.0.fetch.is_some() && matches!(found, Err(TokenError::UnknownKey | TokenError::KeysUnavailable(_)))
+    }
+
     /// Reads the keys again if they are older than this; returns when that ended, either way.
     pub(super) async fn refresh_if_older(&self, than: Duration) {
         let fresh = self.0.current.load().as_ref().is_some_and(|s| s.fetched && s.read.elapsed() < than);

@@ -42,6 +42,9 @@ const ATTEMPTS_MAX: u32 = 3;
 const GATHERS_MAX: u32 = 2;
 /// Why an upgrade waits then, and where it has given way.
 const CHANGED: &str = "SettingsChanged";
+/// Why a pod ends before its upgrade has.
+const NOT_OURS: &str =
+    "somebody else has written how far the upgrade is: another pod goes on with it, or it was taken back";
 /// How long an apiserver that has no answer is asked again, and how often.
 const PATIENCE: Duration = Duration::from_secs(60);
 const PAUSE: Duration = Duration::from_secs(2);
@@ -99,15 +102,38 @@ impl<'a> Upgrade<'a> {
         }
     }
 
-    async fn set(&self, state: &State) -> anyhow::Result<()> {
+    async fn set(&self, from: &State, to: &State) -> anyhow::Result<()> {
+        self.set_with(from, to, None).await
+    }
+
+    /// Writes how far the upgrade is, and what goes back, where that is as this pod knows it. Where another pod, or the
+    /// upgrader, has written, this one gives up: it may be on a machine that counts as lost.
+    async fn set_with(&self, from: &State, to: &State, before: Option<&str>) -> anyhow::Result<()> {
         let begun = Instant::now();
         loop {
-            match self.kept.set(state).await {
-                Ok(()) => return Ok(()),
+            match self.kept.change(Some(from), Some(to), before).await {
+                Ok(true) => return Ok(()),
+                Ok(false) => bail!(NOT_OURS),
                 Err(error) if begun.elapsed() > PATIENCE => {
                     return Err(error).context("cannot write how far the upgrade is");
                 }
                 Err(error) => tracing::warn!(%error, "how far the upgrade is cannot be written"),
+            }
+            tokio::time::sleep(PAUSE).await;
+        }
+    }
+
+    /// Before objects are applied: another pod may go on or back by now.
+    async fn must_be_ours(&self, state: &State) -> anyhow::Result<()> {
+        let begun = Instant::now();
+        loop {
+            match self.kept.state().await {
+                Ok(now) if now.as_ref() == Some(state) => return Ok(()),
+                Ok(_) => bail!(NOT_OURS),
+                Err(error) if begun.elapsed() > PATIENCE => {
+                    return Err(error).context("cannot read how far the upgrade is");
+                }
+                Err(error) => tracing::warn!(%error, "how far the upgrade is cannot be read"),
             }
             tokio::time::sleep(PAUSE).await;
         }
@@ -159,19 +185,18 @@ impl<'a> Upgrade<'a> {
                 return self.gather_again(state, &changed).await;
             }
         }
-        self.kept.write(&json!({ state::BEFORE: text })).await.context("cannot keep the objects of the old version")?;
         let next = State { attempts: 0, ..state.at(Phase::Applying, "", "", SystemTime::now()) };
-        self.set(&next).await?;
+        self.set_with(&state, &next, Some(&text)).await?;
         self.tell("AgentUpgradeStarted", &format!("from version {} to {}", next.from, next.version), false).await;
         self.apply(next, objects).await
     }
 
     /// Nothing was applied. The pod that follows on one that fails gathers anew what the agents are told.
-    async fn gather_again(&self, mut state: State, changed: &[String]) -> anyhow::Result<()> {
+    async fn gather_again(&self, state: State, changed: &[String]) -> anyhow::Result<()> {
         let (what, version) = (changed.join(", "), state.version.clone());
-        state.attempts += 1;
-        if state.attempts < GATHERS_MAX {
-            self.set(&state).await?;
+        let next = State { attempts: state.attempts + 1, ..state.clone() };
+        if next.attempts < GATHERS_MAX {
+            self.set(&state, &next).await?;
             bail!(
                 "somebody changed what the agents are told ({what}) while version {version} was prepared: nothing was changed, and it is gathered again"
             );
@@ -196,7 +221,7 @@ impl<'a> Upgrade<'a> {
             }
         }
         let text = Value::Array(before).to_string();
-        self.kept.write(&json!({ state::BEFORE: text })).await.context("cannot keep the objects of the old version")?;
+        self.set_with(&state, &state, Some(&text)).await?;
         let message = format!("somebody changed {place} while the agents were upgraded");
         self.undo(state, Fault::new(CHANGED, message)).await
     }
@@ -207,14 +232,15 @@ impl<'a> Upgrade<'a> {
     }
 
     /// Steps 3 to 5.
-    async fn apply(&self, mut state: State, objects: &[Value]) -> anyhow::Result<()> {
-        state.attempts += 1;
-        self.set(&state).await?;
+    async fn apply(&self, begun: State, objects: &[Value]) -> anyhow::Result<()> {
+        let mut state = State { attempts: begun.attempts + 1, ..begun.clone() };
+        self.set(&begun, &state).await?;
         let stages = [Stage::Manager, Stage::Others, Stage::Upgrader];
         for stage in stages {
             let of_stage: Vec<&Value> = objects.iter().filter(|object| stage.has(object)).collect();
             tracing::info!(version = state.version, ?stage, objects = of_stage.len(), "objects are applied");
             for object in &of_stage {
+                self.must_be_ours(&state).await?;
                 let was = self.gathered.and_then(|gathered| gathered.find(object));
                 match self.apply_one(object, was).await {
                     Ok(None) => {}
@@ -222,7 +248,8 @@ impl<'a> Upgrade<'a> {
                     Err(error) => return self.undo(state, Fault::new("NotApplied", format!("{error:#}"))).await,
                 }
             }
-            let mut gate = self.gate(&state, stage, &of_stage);
+            let version = state.version.clone();
+            let mut gate = self.gate(&version, stage, &of_stage);
             if stage == Stage::Others {
                 // The gateway was heard through pods that are replaced now: with the new ones it must be heard anew.
                 let heard = self.replaced(&gate).await;
@@ -231,7 +258,9 @@ impl<'a> Upgrade<'a> {
                     Err(fault) => return self.undo(state, fault).await,
                 }
                 let message = "the new pods of the other agents are ready; the gateway must answer through them";
-                self.set(&state.at(Phase::Applying, "", message, SystemTime::now())).await?;
+                let next = state.at(Phase::Applying, "", message, SystemTime::now());
+                self.set(&state, &next).await?;
+                state = next;
             }
             if let Err(fault) = gate.pass().await {
                 return self.undo(state, fault).await;
@@ -240,7 +269,7 @@ impl<'a> Upgrade<'a> {
         let message = format!("from version {} to {}", state.from, state.version);
         self.tell("AgentUpgraded", &message, false).await;
         tracing::info!(version = state.version, "the agents are upgraded");
-        self.set(&state.at(Phase::Succeeded, "", "", SystemTime::now())).await
+        self.set(&state, &state.at(Phase::Succeeded, "", "", SystemTime::now())).await
     }
 
     /// Waits until the pods of a stage are replaced; then, when the gateway last answered. What is told of the upgrade from
@@ -268,12 +297,12 @@ impl<'a> Upgrade<'a> {
         }
     }
 
-    fn gate<'b>(&'b self, state: &'b State, stage: Stage, objects: &[&'b Value]) -> Gate<'b> {
+    fn gate<'b>(&'b self, version: &'b str, stage: Stage, objects: &[&'b Value]) -> Gate<'b> {
         let deployments = objects.iter().filter(|object| object["kind"] == DEPLOYMENT.name);
         Gate {
             cluster: self.cluster,
             namespace: self.namespace,
-            version: &state.version,
+            version,
             deployments: deployments.filter_map(|object| object["metadata"]["name"].as_str()).collect(),
             must_be_heard: stage != Stage::Upgrader,
             heard_before: None,
@@ -335,7 +364,7 @@ impl<'a> Upgrade<'a> {
         let Fault { reason, message } = fault;
         tracing::warn!(version = state.version, reason, message, "the upgrade is taken back");
         let next = state.at(Phase::Undoing, reason, &message, SystemTime::now());
-        self.set(&next).await?;
+        self.set(&state, &next).await?;
         self.undo_again(next).await
     }
 
@@ -344,6 +373,7 @@ impl<'a> Upgrade<'a> {
         // Somebody removed them: nothing was taken back, whatever the pods look like.
         let mut failed = before.is_empty().then(|| anyhow!("the objects of that version are no longer kept"));
         for object in &before {
+            self.must_be_ours(&state).await?;
             if let Err(error) = self.apply_one(object, None).await {
                 tracing::warn!("{error:#}");
                 failed.get_or_insert(error);
@@ -379,24 +409,30 @@ impl<'a> Upgrade<'a> {
                 );
                 self.tell("AgentUpgradeRolledBack", &message, true).await;
                 let next = state.rolled_back(&state.reason, &message, SystemTime::now());
-                self.set(&next).await
+                self.set(&state, &next).await
             }
             (failed, standing) => {
                 let now = failed.map(|error| format!("{error:#}")).or(standing).unwrap_or_default();
                 let message = format!(
                     "version {version} of the agents failed ({why}), and version {from} did not come back: {now}. Look at the pods: towline troubleshoot; or install the agents again: towline connect"
                 );
-                let refused = state.rolled_back(&state.reason, "", SystemTime::now());
-                self.end(&refused, Phase::Failed, &state.reason, &message).await
+                self.tell_end("AgentUpgradeFailed", &state.version, &state.reason, &message).await;
+                let now = SystemTime::now();
+                let refused = state.rolled_back(&state.reason, "", now);
+                self.set(&state, &refused.at(Phase::Failed, &state.reason, &message, now)).await
             }
         }
     }
 
     async fn end(&self, state: &State, phase: Phase, reason: &str, message: &str) -> anyhow::Result<()> {
         let event = if phase == Phase::Waiting { "AgentUpgradeWaiting" } else { "AgentUpgradeFailed" };
-        tracing::warn!(version = state.version, reason, message, "{event}");
+        self.tell_end(event, &state.version, reason, message).await;
+        self.set(state, &state.at(phase, reason, message, SystemTime::now())).await
+    }
+
+    async fn tell_end(&self, event: &str, version: &str, reason: &str, message: &str) {
+        tracing::warn!(version, reason, message, "{event}");
         self.tell(event, message, true).await;
-        self.set(&state.at(phase, reason, message, SystemTime::now())).await
     }
 
     /// An event of the Deployment that holds users' tunnel; what it says is kept elsewhere too.
@@ -496,6 +532,10 @@ mod tests {
         revision: u64,
         /// After this object was applied, somebody changes that one.
         changes: Option<(String, String)>,
+        /// After this object was applied, another pod, or the upgrader, writes this state.
+        taken_after: Option<(String, State)>,
+        /// The same, just before the next state is written.
+        taken: Option<State>,
     }
 
     impl Apiserver {
@@ -547,6 +587,14 @@ mod tests {
                 }
                 (&Method::POST, None) => (201, sent),
                 (&Method::PATCH, Some(mut object)) if patch.contains("merge-patch") => {
+                    if let Some(taken) = self.taken.take_if(|_| sent["data"][state::STATE].is_string()) {
+                        object["data"][state::STATE] = serde_json::to_string(&taken).unwrap().into();
+                        object = self.put(path, object);
+                    }
+                    let wanted = &sent["metadata"]["resourceVersion"];
+                    if wanted.is_string() && object["metadata"]["resourceVersion"] != *wanted {
+                        return status(409);
+                    }
                     for (name, value) in sent["data"].as_object().unwrap() {
                         object["data"][name] = value.clone();
                     }
@@ -559,6 +607,12 @@ mod tests {
                         return status(409);
                     }
                     let applied = self.put(path, sent);
+                    if let Some((_, taken)) = self.taken_after.take_if(|(after, _)| after == path) {
+                        let map = format!("{MAPS}{}", state::OBJECT);
+                        let mut object = self.objects[&map].clone();
+                        object["data"][state::STATE] = serde_json::to_string(&taken).unwrap().into();
+                        self.put(&map, object);
+                    }
                     if let Some((after, changed)) = self.changes.take_if(|(after, _)| after == path) {
                         assert_eq!(after, path);
                         self.change(&changed);
@@ -690,6 +744,36 @@ mod tests {
         assert_eq!(apiserver.objects[&map]["data"]["by-hand"], "yes");
         let agent = &apiserver.objects[&format!("{DEPLOYMENTS}{AGENT}")];
         assert_eq!(agent["metadata"]["labels"][VERSION_LABEL], own);
+    }
+
+    /// The upgrader took the upgrade back while its pod began: that one applied nothing from then on.
+    #[tokio::test(start_paused = true)]
+    async fn u1_a_pod_whose_upgrade_was_taken_back_changes_nothing() {
+        let lab = Lab::new();
+        let gathered = lab.cluster.gathered("towline").await.unwrap();
+        let ends = lab.apiserver().state().at(Phase::RolledBack, "NoPod", "m", SystemTime::now());
+        lab.apiserver().taken = Some(ends.clone());
+        let error = lab.run(&gathered).await.unwrap_err().to_string();
+        assert_eq!(error, NOT_OURS);
+        let (apiserver, own) = (lab.apiserver(), manifests::version());
+        assert_eq!(apiserver.state(), ends);
+        assert!(apiserver.objects[&format!("{MAPS}{}", state::OBJECT)]["data"][state::BEFORE].is_null());
+        assert_eq!(apiserver.version(&format!("{DEPLOYMENTS}{MANAGER}")), own);
+    }
+
+    /// Its machine counted as lost, and a pod on another one goes back: the two did not apply at the same time.
+    #[tokio::test(start_paused = true)]
+    async fn u1_a_pod_that_another_one_follows_applies_no_more() {
+        let lab = Lab::new();
+        let manager = format!("{DEPLOYMENTS}{MANAGER}");
+        let gathered = lab.cluster.gathered("towline").await.unwrap();
+        let undoes = lab.apiserver().state().at(Phase::Undoing, "Interrupted", "m", SystemTime::now());
+        lab.apiserver().taken_after = Some((manager.clone(), undoes.clone()));
+        let error = lab.run(&gathered).await.unwrap_err().to_string();
+        assert_eq!(error, NOT_OURS);
+        let (apiserver, own) = (lab.apiserver(), manifests::version());
+        assert_eq!(apiserver.state(), undoes);
+        assert_eq!((apiserver.version(&manager), apiserver.version(&format!("{DEPLOYMENTS}{AGENT}"))), (NEW, own));
     }
 
     #[tokio::test(start_paused = true)]
