@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use serde_json::Value;
 use sqlx::{AnyConnection, Row, any::AnyRow};
 
-use super::{Store, StoreError, Together, is_text, resources::below};
+use super::{Store, StoreError, Together, is_text, pool::in_time, resources::below};
 use crate::store::agents::OFFLINE_AFTER_MS;
 
 /// Events that are kept. The oldest are forgotten.
@@ -317,7 +317,7 @@ impl Store {
 
     /// What operators have said of upgrades of the fleet's agents.
     pub async fn upgrades(&self) -> Result<Option<Value>, StoreError> {
-        upgrades(&mut *self.readers.acquire().await?).await
+        in_time(async { upgrades(&mut *self.readers.acquire().await?).await }).await
     }
 
     /// Keeps what operators have said of them, where it was `from` until now. False where somebody else has said something

@@ -319,6 +319,12 @@ impl Keeper {
 
     fn warnings(&self, webhook: &Webhook, now: SystemTime) -> Vec<String> {
         let mut warnings = Vec::new();
+        if let Some(begins) = webhook.begins(now) {
+            warnings.push(format!(
+                "an authority of guard's begins ahead of this machine's clock: at {}; it was made while a clock was wrong, or this one is behind. It is kept, and signs nothing until then",
+                spell(begins)
+            ));
+        }
         let mut soon = |ends: SystemTime, what: &str, to_do: &str| {
             if ends < now + WARN {
                 warnings.push(format!("{what} ends at {}; {to_do}", spell(ends)));
@@ -328,12 +334,6 @@ impl Keeper {
             metrics::guard_certificate_ends("client", client);
             metrics::guard_certificate_ends("server", server);
             soon(server, "guard's own certificate", "it should have been renewed long ago: see the errors before this");
-        }
-        if let Some(begins) = webhook.begins(now) {
-            warnings.push(format!(
-                "an authority of guard's begins ahead of this machine's clock: at {}; it was made while a clock was wrong, or this one is behind. It is kept, and signs nothing until then",
-                spell(begins)
-            ));
         }
         if let Some(presented) = self.published.earliest_shown() {
             let to_do = format!(
