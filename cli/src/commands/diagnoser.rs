@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use crate::{
     kubernetes::{
         Kubernetes, Place,
-        place::{CONFIG_MAP, DEPLOYMENT, EVENT, JOB, POD, SECRET},
+        place::{CONFIG_MAP, DEPLOYMENT, JOB, POD, SECRET},
         pods::{Hindrance, Obstacle, PodState, Standing, short},
     },
     manifests::{self, AGENT, DIAGNOSER as NAME, Values},
