@@ -377,9 +377,17 @@ mod tests {
         assert_eq!(State::of("x"), None);
     }
 
-    /// The ConfigMap of an apiserver: its data, its version, and what somebody writes before the next patch.
+    /// The ConfigMap of an apiserver.
     #[derive(Clone, Default)]
-    struct OneMap(Arc<Mutex<(serde_json::Map<String, Value>, u64, Option<Value>)>>);
+    struct OneMap(Arc<Mutex<Held>>);
+
+    #[derive(Default)]
+    struct Held {
+        data: serde_json::Map<String, Value>,
+        version: u64,
+        /// What somebody writes before the next patch.
+        meanwhile: Option<Value>,
+    }
 
     impl OneMap {
         fn kept(&self) -> Kept {
@@ -392,26 +400,26 @@ mod tests {
                     let mut now = own.0.lock().unwrap();
                     let mut answer = None;
                     if head.method == http::Method::PATCH {
-                        if let Some(other) = now.2.take() {
-                            now.1 += 1;
-                            now.0.extend(other.as_object().unwrap().clone());
+                        if let Some(other) = now.meanwhile.take() {
+                            now.version += 1;
+                            now.data.extend(other.as_object().unwrap().clone());
                         }
                         let patch: Value = serde_json::from_slice(&body).unwrap();
-                        if patch["metadata"]["resourceVersion"] == now.1.to_string().as_str() {
-                            now.1 += 1;
-                            now.0.extend(patch["data"].as_object().unwrap().clone());
-                            now.0.retain(|_, value| !value.is_null());
+                        if patch["metadata"]["resourceVersion"] == now.version.to_string().as_str() {
+                            now.version += 1;
+                            now.data.extend(patch["data"].as_object().unwrap().clone());
+                            now.data.retain(|_, value| !value.is_null());
                         } else if patch["metadata"].is_null() {
-                            now.1 += 1;
-                            now.0.extend(patch["data"].as_object().unwrap().clone());
+                            now.version += 1;
+                            now.data.extend(patch["data"].as_object().unwrap().clone());
                         } else {
                             answer = Some(json!({"kind": "Status", "status": "Failure", "message": "m", "code": 409}));
                         }
                     }
                     let code = if answer.is_some() { 409 } else { 200 };
                     let answer = answer.unwrap_or_else(|| {
-                        json!({"apiVersion": "v1", "kind": "ConfigMap", "data": now.0.clone(),
-                            "metadata": {"name": OBJECT, "resourceVersion": now.1.to_string()}})
+                        json!({"apiVersion": "v1", "kind": "ConfigMap", "data": now.data.clone(),
+                            "metadata": {"name": OBJECT, "resourceVersion": now.version.to_string()}})
                     });
                     let answer =
                         http::Response::builder().status(code).body(Full::new(Bytes::from(answer.to_string())));
@@ -422,7 +430,7 @@ mod tests {
         }
 
         fn meanwhile(&self, data: Value) {
-            self.0.lock().unwrap().2 = Some(data);
+            self.0.lock().unwrap().meanwhile = Some(data);
         }
     }
 
@@ -455,7 +463,7 @@ mod tests {
         for (is_on, shown, writes) in [(true, "true", 1), (true, "true", 1), (false, "false", 2)] {
             kept.show_auto_update(is_on).await.unwrap();
             assert_eq!(kept.read(AUTO_UPDATE).await.unwrap().as_deref(), Some(shown));
-            assert_eq!(map.0.lock().unwrap().1, writes);
+            assert_eq!(map.0.lock().unwrap().version, writes);
         }
     }
 
