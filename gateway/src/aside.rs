@@ -8,7 +8,10 @@ use std::{
     cell::Cell,
     future::poll_fn,
     pin::pin,
-    sync::{Arc, LazyLock},
+    sync::{
+        Arc, LazyLock,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
     task::Poll::{Pending, Ready},
 };
 
@@ -31,26 +34,74 @@ const DOCUMENTS_WAITING: usize = 16 * 1024;
 const IN_PLACE_AT_ONCE: usize = 2;
 /// Pieces that wait for that. Each holds what was read of a body, up to 4 MiB.
 const IN_PLACE_WAITING: usize = 128;
-/// The same of who follows the store ([`following`]): there is one in a process.
-const FOLLOWERS_AT_ONCE: usize = 1;
-
-/// Whose work it is: a caller, the resource group of a cluster, a network. The gateway's own has no name.
+/// Whose work it is: a caller, the resource group of a cluster, a network.
 type Party = Arc<str>;
-type Places = LazyLock<Queue<Party>>;
 
-static USERS: Places = LazyLock::new(|| Queue::new(AT_ONCE, WAITING));
-static DOCUMENTS: Places = LazyLock::new(|| Queue::new(DOCUMENTS_AT_ONCE, DOCUMENTS_WAITING));
+static USERS: LazyLock<Lines> = LazyLock::new(|| Lines::new(AT_ONCE, WAITING));
+static DOCUMENTS: LazyLock<Lines> = LazyLock::new(|| Lines::new(DOCUMENTS_AT_ONCE, DOCUMENTS_WAITING));
 /// Its places are held for a turn only, never while something is waited for. So what waits for one of the other places
 /// within a turn waits for nothing that waits for a turn.
-static IN_PLACE: Places = LazyLock::new(|| Queue::new(IN_PLACE_AT_ONCE, IN_PLACE_WAITING));
-/// As [`IN_PLACE`].
-static FOLLOWERS: Semaphore = Semaphore::const_new(FOLLOWERS_AT_ONCE);
+static IN_PLACE: LazyLock<Lines> = LazyLock::new(|| Lines::new(IN_PLACE_AT_ONCE, IN_PLACE_WAITING));
+
+/// Where one sort of work waits.
+struct Lines {
+    /// Parties, in turns.
+    parties: Queue<Party>,
+    /// Who follows the store ([`following`]): there is one in a process.
+    followers: Semaphore,
+    /// Who holds a lock that others need ([`holding`]): behind the work of their own party all others would wait.
+    holders: Semaphore,
+    /// The gateway's own work, which is of no party: a few tasks, that wait for their turns one after the other.
+    own: Semaphore,
+}
+
+impl Lines {
+    fn new(at_once: usize, waiting: usize) -> Self {
+        let one = || Semaphore::new(1);
+        Self { parties: Queue::new(at_once, waiting), followers: one(), holders: one(), own: one() }
+    }
+
+    /// A place for what runs here. What has had one before never gives way: it may have written something.
+    async fn place(&'static self) -> Result<Place, GaveWay> {
+        let work = WORK.try_with(Arc::clone).ok();
+        let line = match &work {
+            _ if FOLLOWING.try_with(|()| ()).is_ok() => &self.followers,
+            None => &self.own,
+            Some(work) if work.locks.load(Ordering::Relaxed) > 0 => &self.holders,
+            Some(work) => {
+                let turn = match work.has_begun.load(Ordering::Relaxed) {
+                    true => self.parties.turn_of_begun(Arc::clone(&work.party)).await,
+                    false => self.parties.turn_of(Arc::clone(&work.party)).await.ok_or(GaveWay)?,
+                };
+                work.has_begun.store(true, Ordering::Relaxed);
+                return Ok(Place::Party(turn));
+            }
+        };
+        // Never closed: an error would let the work begin without a place.
+        Ok(Place::Alone(line.acquire().await.ok()))
+    }
+}
+
+/// A place, until it is dropped.
+enum Place {
+    Alone(#[expect(dead_code, reason = "it is held")] Option<SemaphorePermit<'static>>),
+    Party(#[expect(dead_code, reason = "it is held")] Turn<Party>),
+}
+
+/// What is known of the work that a task does for a party.
+struct Work {
+    party: Party,
+    /// It has had a place.
+    has_begun: AtomicBool,
+    /// Locks that it holds and others need.
+    locks: AtomicUsize,
+}
 
 tokio::task_local! {
     /// Whether what runs here follows the store, and takes its places and no user's.
     static FOLLOWING: ();
     /// Whose turns are taken.
-    static PARTY: Party;
+    static WORK: Arc<Work>;
 }
 
 thread_local! {
@@ -76,11 +127,29 @@ pub enum AsideError {
 
 /// Does all of a future as the work of a party, which takes turns with others.
 pub async fn by<F: Future>(party: &str, future: F) -> F::Output {
-    PARTY.scope(party.into(), future).await
+    let work = Work { party: party.into(), has_begun: AtomicBool::default(), locks: AtomicUsize::default() };
+    WORK.scope(Arc::new(work), future).await
 }
 
-fn party() -> Party {
-    PARTY.try_with(Arc::clone).unwrap_or_default()
+/// A lock that others need is held by the work that runs here, until this is dropped: it waits behind none of its party.
+#[must_use]
+pub struct Holding(Option<Arc<Work>>);
+
+/// Says that a lock is held, which others need.
+pub fn holding() -> Holding {
+    let work = WORK.try_with(Arc::clone).ok();
+    if let Some(work) = &work {
+        work.locks.fetch_add(1, Ordering::Relaxed);
+    }
+    Holding(work)
+}
+
+impl Drop for Holding {
+    fn drop(&mut self) {
+        if let Some(work) = &self.0 {
+            work.locks.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
 }
 
 /// Does a piece of work and waits for it. It goes on where nobody waits any more, and keeps its place until it has
@@ -101,10 +170,10 @@ pub async fn document<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'stat
 }
 
 async fn within<T: Send + 'static>(
-    places: &Queue<Party>,
+    lines: &'static Lines,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, AsideError> {
-    let place = places.turn_of(party()).await.ok_or(GaveWay)?;
+    let place = lines.place().await?;
     let working = tokio::task::spawn_blocking(move || {
         let _place = place;
         work()
@@ -118,29 +187,6 @@ pub async fn following<F: Future>(future: F) -> F::Output {
     FOLLOWING.scope((), future).await
 }
 
-/// A place of work that borrows, until it is dropped.
-enum Place {
-    // Never closed: an error would let the work begin without a place.
-    Follower(#[expect(dead_code, reason = "it is held")] Option<SemaphorePermit<'static>>),
-    Party(#[expect(dead_code, reason = "it is held")] Turn<Party>),
-}
-
-async fn place(places: &Queue<Party>) -> Result<Place, GaveWay> {
-    if FOLLOWING.try_with(|()| ()).is_ok() {
-        return Ok(Place::Follower(FOLLOWERS.acquire().await.ok()));
-    }
-    places.turn_of(party()).await.map(Place::Party).ok_or(GaveWay)
-}
-
-/// The same of work that has begun already: where it gives way it waits anew, behind others of its party.
-async fn place_again(places: &Queue<Party>) -> Place {
-    loop {
-        if let Ok(place) = place(places).await {
-            return place;
-        }
-    }
-}
-
 /// Does work that borrows from its request. If it is long, the runtime hands all other tasks of this thread to another
 /// thread first.
 ///
@@ -150,7 +196,7 @@ pub async fn here<T>(is_long: bool, work: impl FnOnce() -> T) -> Result<T, GaveW
     if !is_long || IN_A_TURN.get() {
         return Ok(work());
     }
-    let _place = place(&IN_PLACE).await?;
+    let _place = IN_PLACE.place().await?;
     Ok(apart(work))
 }
 
@@ -169,32 +215,23 @@ pub async fn turns<F: Future>(is_long: bool, future: F) -> Result<F::Output, Gav
     if !is_long || IN_A_TURN.get() {
         return Ok(future.await);
     }
-    let first = place(&IN_PLACE).await?;
-    Ok(turns_from(&IN_PLACE, first, future).await)
-}
-
-/// The same of what must come to its end, such as the answer to what was written: it gives way to nobody.
-pub async fn turns_to_end<F: Future>(is_long: bool, future: F) -> F::Output {
-    if !is_long || IN_A_TURN.get() {
-        return future.await;
-    }
-    let first = place_again(&IN_PLACE).await;
-    turns_from(&IN_PLACE, first, future).await
-}
-
-async fn turns_from<F: Future>(places: &Queue<Party>, first: Place, future: F) -> F::Output {
-    let (mut future, mut place) = (pin!(future), first);
+    let mut future = pin!(future);
     loop {
+        let place = IN_PLACE.place().await?;
         let turn = poll_fn(|cx| Ready(apart(|| future.as_mut().poll(cx)))).await;
         drop(place);
         if let Ready(output) = turn {
-            return output;
+            return Ok(output);
         }
         // The future wakes this task when it can go on.
         let mut was_polled = false;
         poll_fn(|_| if std::mem::replace(&mut was_polled, true) { Ready(()) } else { Pending }).await;
-        place = place_again(places).await;
     }
+}
+
+/// From here on what runs here gives way to nobody, such as the answer to what was written.
+pub fn has_begun() {
+    let _ = WORK.try_with(|work| work.has_begun.store(true, Ordering::Relaxed));
 }
 
 /// Does work on this thread, without the tasks that wait for it. A runtime of one thread has no other one for them:
@@ -230,7 +267,7 @@ mod tests {
         static ONE_TEST: Mutex<()> = Mutex::const_new(());
         let (alone, mut places) = (ONE_TEST.lock().await, Vec::new());
         for _ in 0..IN_PLACE_AT_ONCE {
-            places.push(place_again(&IN_PLACE).await);
+            places.push(by("test", IN_PLACE.place()).await.unwrap());
         }
         (alone, places)
     }
@@ -258,14 +295,15 @@ mod tests {
     #[tokio::test]
     async fn long_work_within_a_turn_takes_no_second_place() {
         let one = |n: usize| {
-            turns(true, async move {
+            let work = turns(true, async move {
                 tokio::task::yield_now().await;
                 let inner =
                     turns(true, async move { here(true, || n).await.unwrap() + aside(move || n).await.unwrap() });
                 let sum = inner.await.unwrap();
                 tokio::task::yield_now().await;
                 sum
-            })
+            });
+            by("test", work)
         };
         let sums = futures_util::future::join_all((0..4 * IN_PLACE_AT_ONCE).map(one)).await;
         assert_eq!(sums, (0..4 * IN_PLACE_AT_ONCE).map(|n| Ok(2 * n)).collect::<Vec<_>>());
@@ -280,8 +318,8 @@ mod tests {
         assert_eq!(following(here(true, || 7)).await, Ok(7));
         assert_eq!(following(turns(true, async { here(true, || 8).await })).await, Ok(Ok(8)));
         drop(users);
-        let follower = FOLLOWERS.acquire_many(FOLLOWERS_AT_ONCE as u32).await.unwrap();
-        assert_eq!(here(true, || 9).await, Ok(9));
+        let follower = IN_PLACE.followers.acquire().await.unwrap();
+        assert_eq!(by("test", here(true, || 9)).await, Ok(9));
         // What a follower begins with a place of its own waits for that.
         let mut waits = Box::pin(following(here(true, || 10)));
         assert!(futures_util::poll!(&mut waits).is_pending());
@@ -308,11 +346,11 @@ mod tests {
         let (ends, held): (Vec<_>, Vec<_>) = (0..AT_ONCE + 1)
             .map(|_| {
                 let (end, ended) = mpsc::channel::<()>();
-                (end, tokio::spawn(aside(move || ended.recv().is_ok())))
+                (end, tokio::spawn(by("test", aside(move || ended.recv().is_ok()))))
             })
             .unzip();
         // One of them waits: all places are taken.
-        while USERS.waiting() == 0 {
+        while USERS.parties.waiting() == 0 {
             tokio::task::yield_now().await;
         }
         assert_eq!(document(|| 7).await.unwrap(), 7);
@@ -326,13 +364,13 @@ mod tests {
     #[tokio::test]
     async fn who_asks_often_lets_others_go_on_and_is_told_when_it_is_too_often() {
         const MOST: usize = 100;
-        let places = Arc::new(Queue::<Party>::new(1, MOST));
-        let held = place(&places).await.unwrap();
+        let lines: &'static Lines = Box::leak(Box::new(Lines::new(1, MOST)));
+        let held = by("other", lines.place()).await.unwrap();
         let (tell, mut order) = tokio::sync::mpsc::unbounded_channel();
         let ask = |who: &'static str| {
-            let (tell, places) = (tell.clone(), Arc::clone(&places));
+            let tell = tell.clone();
             tokio::spawn(by(who, async move {
-                let had = place(&places).await.map(drop);
+                let had = lines.place().await.map(drop);
                 tell.send((who, had)).unwrap();
             }))
         };
@@ -344,20 +382,44 @@ mod tests {
         let one = ask("once");
         assert_eq!(order.recv().await, Some(("often", Err(GaveWay))), "whoever has most makes room");
         assert!(order.try_recv().is_err());
-        // What has begun, or must come to its end, is told nothing.
-        let waits = Arc::clone(&places);
-        let end = tokio::spawn(by("often", async move { drop(place_again(&waits).await) }));
-        assert_eq!(order.recv().await, Some(("often", Err(GaveWay))));
+        // What has begun, or must come to its end, gives way to nobody and has nobody give way.
+        let end = tokio::spawn(by("often", async move {
+            has_begun();
+            lines.place().await.map(drop)
+        }));
+        tokio::task::yield_now().await;
+        assert!(order.try_recv().is_err());
         drop(held);
         let mut before = 0;
         while order.recv().await.unwrap() != ("once", Ok(())) {
             before += 1;
         }
         assert!(before <= 1, "{before} of another one before it");
-        end.await.unwrap();
+        assert_eq!(end.await.unwrap(), Ok(()));
         one.await.unwrap();
         for one in asked {
             one.await.unwrap();
         }
+    }
+
+    /// Whoever holds the turn of rights waited behind all that its party had asked for, and everybody else for that turn.
+    #[tokio::test]
+    async fn who_holds_a_lock_and_the_gateway_itself_wait_behind_no_party() {
+        let lines: &'static Lines = Box::leak(Box::new(Lines::new(1, 1)));
+        let held = by("often", lines.place()).await.unwrap();
+        let mut waits = Box::pin(by("often", lines.place()));
+        assert!(futures_util::poll!(&mut waits).is_pending());
+        let mut holder = Box::pin(by("often", async {
+            let lock = holding();
+            drop(lines.place().await.unwrap());
+            drop(lock);
+            lines.place().await.map(drop)
+        }));
+        assert!(futures_util::poll!(&mut holder).is_pending(), "it has none of its own once the lock is free");
+        let own = lines.place().await.unwrap();
+        drop(own);
+        assert!(matches!(futures_util::poll!(&mut waits), Ready(Err(GaveWay))), "the oldest makes room");
+        drop(held);
+        assert_eq!(holder.await, Ok(()));
     }
 }

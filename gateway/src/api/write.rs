@@ -14,7 +14,7 @@ use super::{Call, body, empty, json, long_json, operations, read};
 use crate::{
     answers::{self, Body},
     api_error::ApiError,
-    aside::{here, turns, turns_to_end},
+    aside::{self, here, turns},
     bodies,
     control::{
         objects::{PROTECTED_FOR_MS, mark_deleting},
@@ -296,7 +296,9 @@ async fn change(call: &Call<'_>, target: Target<'_>, change: Change) -> Result<R
                 let written = Written { stored, operation, is_new: old.is_none(), patched: change.is_patch() };
                 // What is long is dropped there, too. Of two short parts it may have become.
                 let is_long = is_long || !answers::is_short(&written.stored.body);
-                return turns_to_end(is_long, Box::pin(answer(call, target, written, change, batch))).await;
+                // It is kept: a client that is told to try again would write it twice.
+                aside::has_begun();
+                return turns(is_long, Box::pin(answer(call, target, written, change, batch))).await?;
             }
             Err(Refused::Changed { key, .. }) if change.decided_by().is_some_and(|(by, _)| by == key) => {
                 return Err(assignment_changed());
@@ -863,7 +865,8 @@ async fn take_away(
                 let is_long = !answers::is_short(&old.body);
                 let shown =
                     async { read::show(call, kind, version, &old).await.map(|shown| json(StatusCode::OK, &shown)) };
-                return turns_to_end(is_long, Box::pin(shown)).await;
+                aside::has_begun();
+                return turns(is_long, Box::pin(shown)).await?;
             }
             Err(Refused::NotEmpty { .. }) => {
                 let message = format!("'{}' holds something, which onlyIfEmpty=true keeps.", id.name());
@@ -908,6 +911,7 @@ fn owner_stays(
 pub struct RightsTurn<'a> {
     _here: MutexGuard<'a, ()>,
     _everywhere: held::RightsTurn,
+    _holding: aside::Holding,
 }
 
 /// The turn of what is judged by all roles and assignments, and decides for others: that there is none like it, how many
@@ -920,9 +924,9 @@ async fn turn_of<'a>(call: &Call<'a>, kind: &dyn Kind) -> Result<Option<RightsTu
 }
 
 /// Waits until nobody else here does what is done by one at a time. Others' changes of rights do not wait for that.
-async fn alone<'a>(call: &Call<'a>) -> Result<MutexGuard<'a, ()>, ApiError> {
+async fn alone<'a>(call: &Call<'a>) -> Result<(MutexGuard<'a, ()>, aside::Holding), ApiError> {
     let turn = tokio::time::timeout(RIGHTS_WITHIN, call.control.alone.lock()).await;
-    turn.map_err(|_| {
+    turn.map(|turn| (turn, aside::holding())).map_err(|_| {
         let message = "Others do the same; try again shortly.";
         ApiError::of(StatusCode::TOO_MANY_REQUESTS, "TooManyRequests", message).with(header::RETRY_AFTER, "1")
     })
@@ -936,13 +940,14 @@ pub async fn rights_turn<'a>(call: &Call<'a>) -> Result<RightsTurn<'a>, ApiError
             ApiError::of(StatusCode::TOO_MANY_REQUESTS, "TooManyRequests", message).with(header::RETRY_AFTER, "1")
         );
     };
+    let holding = aside::holding();
     let everywhere = call.control.rights_turn().await?;
     if let Some(issuer) = &call.issuer
         && issuer.catch_up().await.is_err()
     {
         return Err(StoreError::Database(sqlx::Error::PoolTimedOut).into());
     }
-    Ok(RightsTurn { _here: here, _everywhere: everywhere })
+    Ok(RightsTurn { _here: here, _everywhere: everywhere, _holding: holding })
 }
 
 /// A parameter of the query that is `true` or `false`; false where it is not there.

@@ -97,6 +97,10 @@ impl Amount {
     }
 }
 
+/// A resource that is there may grow to this, however full its group is: a right is ended, a feature switched off, a
+/// rollout paused by a few more bytes.
+const ALWAYS_BYTES: u32 = 8 * 1024;
+
 /// What has a quota.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Level {
@@ -181,7 +185,7 @@ impl Quotas {
     ///
     /// # Errors
     /// 409 where its resource group or its subscription would have more resources than it may, or larger ones. What makes
-    /// neither more is never refused.
+    /// neither more is never refused, and neither is a change of what is there and stays small ([`ALWAYS_BYTES`]).
     pub fn take(&self, batch: &Batch) -> Result<Room, ApiError> {
         let sizes = batch.puts.iter().map(|(stored, _)| (stored.key.as_str(), Some(bytes_of(stored))));
         let sizes: Vec<_> = sizes.chain(batch.deletes.iter().map(|(key, _)| (key.as_str(), None))).collect();
@@ -195,7 +199,9 @@ impl Quotas {
                 resources: i64::from(bytes.is_some()) - i64::from(before.is_some()),
                 bytes: i64::from(bytes.unwrap_or_default()) - i64::from(before.unwrap_or_default()),
             };
-            places(key).for_each(|place| more.entry(place).or_default().add(amount));
+            let is_small = before.is_some() && bytes.is_some_and(|bytes| bytes <= ALWAYS_BYTES);
+            let judged = if is_small { Amount { bytes: amount.bytes.min(0), ..amount } } else { amount };
+            places(key).for_each(|place| more.entry(place).or_default().add(judged));
             let adds_at_most = Amount { resources: amount.resources.max(0), bytes: amount.bytes.max(0) };
             if adds_at_most != Amount::default() {
                 adds.push((hash, key, adds_at_most));
@@ -403,6 +409,12 @@ mod tests {
         let says = "The resource group 'g' holds resources of 1200000 bytes, this write would add 1, and 1048576 (1 MiB) is the limit.";
         assert!(refused.detail.message.starts_with(says), "{}", refused.detail.message);
         assert!(quotas.take(&put(&key("g", "c"), 2)).is_err(), "one more");
+        // What is small may say a little more: that a right has an end, that a feature is off.
+        let small = key("g", "small");
+        quotas.apply(&[Change::Put(stored(&small, 100))]);
+        assert!(quotas.take(&put(&small, 8 * 1024)).is_ok());
+        assert!(quotas.take(&put(&small, 8 * 1024 + 1)).is_err());
+        quotas.apply(&[deleted(&small)]);
         // A batch that takes one away may put another one in its place.
         let mut exchanged = put(&key("g", "c"), 2);
         exchanged.deletes.push((b, Expect::Any));
