@@ -148,7 +148,7 @@ impl Snapshot {
         match &cluster.agents {
             Agents::Anyone if named.is_none() => Ok(cluster),
             Agents::Anyone => Err(gone(Gone::Configured)),
-            Agents::Identity { principal, onboarding } if named == Some(principal) => {
+            Agents::Identity { principal, onboarding, .. } if named == Some(principal) => {
                 let present = onboarding.is_some() && *onboarding == names.onboarding;
                 if present { Ok(cluster) } else { Err(Gone::Replaced(id.clone())) }
             }

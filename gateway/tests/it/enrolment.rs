@@ -809,6 +809,69 @@ async fn c4_an_expired_cluster_is_connected_again_by_a_new_key_and_keeps_what_it
     assert_eq!(site.http("GET", &put, Some(&token), None, None).await.status, 200, "its assignments stay");
 }
 
+/// Agents take down only what the resource of their cluster wants down. With the new identity that another key gave, the
+/// resource looked like another one: its agents left what was to be deleted there, and said that it was gone.
+#[tokio::test]
+async fn e10_a_deletion_that_waits_is_of_the_same_resource_after_another_key() {
+    const EXTENSIONS: &str = "Microsoft.KubernetesConfiguration/extensions";
+    let site = Site::new().await;
+    site.let_onboard("mallory").await;
+    let (key, new) = (Onboarding::new(), Onboarding::new());
+    let principal = site.cluster("edge", &key).await;
+    let told = async |given: &Given| {
+        let tunnel = site.tunnel(given).await;
+        let beat = json!({"agentVersion": "1", "kubeSystemUid": "uid-of-edge"});
+        let (status, body) = ask(&tunnel, Method::POST, paths::HEARTBEAT, &beat).await;
+        assert_eq!(status, 200, "{body}");
+        let (status, page) = ask(&tunnel, Method::GET, paths::OBJECTS, &Value::Null).await;
+        assert_eq!(status, 200, "{page}");
+        page
+    };
+    let extension = format!("{}/providers/{EXTENSIONS}/web?api-version=2023-05-01", id("edge"));
+    let owner = async |method: &str, body: Option<Value>| {
+        let token = site.world.issuer.token("owner", &[], URL, SystemTime::now());
+        site.http(method, &extension, Some(&token), body, None).await
+    };
+    let made = owner("PUT", Some(json!({"properties": {"extensionType": "example.web"}}))).await;
+    assert_eq!(made.status, 201, "{}", made.text());
+    let page = told(&site.enrol("edge", &key).await).await;
+    assert_eq!((&page["identity"], page["objects"].as_array().unwrap().len()), (&json!(principal), 1), "{page}");
+
+    // It waits for the cluster, whose certificate ends. Who connects clusters connects it again.
+    assert_eq!(owner("DELETE", None).await.status, 202);
+    site.ahead.store(91 * DAY, Ordering::SeqCst);
+    let body = json!({
+        "location": "here",
+        "identity": {"type": "SystemAssigned"},
+        "properties": {"agentPublicKeyCertificate": new.public},
+    });
+    let token = site.world.issuer.token("mallory", &[], URL, SystemTime::now());
+    let target = format!("{}?api-version=2024-01-01", id("edge"));
+    let given = async {
+        loop {
+            let given = site.http("PUT", &target, Some(&token), Some(body.clone()), None).await;
+            // Until the gateway has noticed that the tunnel is gone.
+            if given.status != 409 {
+                return given;
+            }
+        }
+    };
+    let given = tokio::time::timeout(LONG, given).await.unwrap();
+    assert_eq!(given.status, 200, "{}", given.text());
+    assert_ne!(given.json()["identity"]["principalId"], principal.as_str());
+    assert!(!given.text().contains(&principal), "{}", given.text());
+    // Whoever dials looks at the real clock.
+    site.ahead.store(0, Ordering::SeqCst);
+    let page = told(&site.enrol("edge", &new).await).await;
+    assert_eq!((&page["identity"], &page["objects"][0]["deleting"]), (&json!(principal), &json!(true)), "{page}");
+
+    // Made again it is another one.
+    site.delete("edge").await;
+    let principal = site.cluster("edge", &new).await;
+    let page = told(&site.enrol("edge", &new).await).await;
+    assert_eq!((&page["identity"], &page["objects"]), (&json!(principal), &json!([])), "{page}");
+}
+
 #[tokio::test]
 async fn r13_an_agent_comes_to_a_resource_that_was_there_before_and_a_wrong_key_gets_a_hint() {
     let site = Site::new().await;
