@@ -164,7 +164,8 @@ impl Snapshot {
             Principal::User(identity) => Some((&identity.issuer, &identity.subject, identity.credential.as_deref())),
             // A token of a deleted user ends in minutes; their access certificate would live on.
             Principal::ServiceAccount(access) => {
-                access.holder.as_ref().map(|holder| (&holder.issuer, &holder.subject, None))
+                let held = access.holder.as_ref();
+                held.map(|holder| (&holder.issuer, &holder.subject, holder.credential.as_deref()))
             }
         };
         if account.is_some_and(|(issuer, subject, with)| !self.is_in_force(issuer, subject, with)) {
