@@ -191,17 +191,23 @@ pub trait Party: Hash + Ord + Clone {}
 impl<N: Hash + Ord + Clone> Party for N {}
 
 /// Turns for work of which a limited amount is done at once. Parties take turns: a party's first entry waits for at
-/// most one entry of each other party. When the queue is full, the party with the most entries loses its oldest.
+/// most one entry of each other party. When the queue is full, the party with the most entries loses its oldest. Work that
+/// has begun and waits for another turn takes no place of those, and never gives way.
 pub struct Queue<N: Party = IpAddr>(Arc<Mutex<Waiting<N>>>);
 
 struct Waiting<N: Party> {
     free: usize,
     tickets: u64,
-    waiting: Shared<u64, (N, oneshot::Sender<Turn<N>>), N>,
+    waiting: Shared<u64, Waits<N>, N>,
+    /// Those that have had a turn before.
+    begun: Shared<u64, Waits<N>, N>,
     /// Parties that wait, in the order of their turns, and where each of them is in it.
     order: BTreeMap<u64, N>,
     places: HashMap<N, u64>,
 }
+
+/// A party that waits, and how it is told.
+type Waits<N> = (N, oneshot::Sender<Turn<N>>);
 
 /// The right to work, given on when it is dropped.
 pub struct Turn<N: Party = IpAddr>(Arc<Mutex<Waiting<N>>>);
@@ -210,6 +216,11 @@ impl Queue {
     /// As [`Queue::turn_of`], for the network of `peer`.
     pub async fn turn(&self, peer: IpAddr) -> Option<Turn> {
         self.turn_of(network(peer)).await
+    }
+
+    /// As [`Queue::turn_of_begun`], for the network of `peer`.
+    pub async fn turn_again(&self, peer: IpAddr) -> Turn {
+        self.turn_of_begun(network(peer)).await
     }
 }
 
@@ -220,6 +231,7 @@ impl<N: Party> Queue<N> {
             free: at_once,
             tickets: 0,
             waiting: Shared::new(waiting),
+            begun: Shared::new(usize::MAX),
             order: BTreeMap::new(),
             places: HashMap::new(),
         })))
@@ -228,6 +240,17 @@ impl<N: Party> Queue<N> {
     /// Waits for a turn. `None`: this party has most of those who wait, and there are too many. Who stops waiting has no
     /// turn any more.
     pub async fn turn_of(&self, party: N) -> Option<Turn<N>> {
+        self.next(party, false).await
+    }
+
+    /// Waits for a further turn for work that has had one: it cannot be undone, so that it is not turned away either. How
+    /// many such callers there are is for whoever lets work begin to bound.
+    pub async fn turn_of_begun(&self, party: N) -> Turn<N> {
+        let Some(turn) = self.next(party, true).await else { unreachable!("what has begun never gives way") };
+        turn
+    }
+
+    async fn next(&self, party: N, begun: bool) -> Option<Turn<N>> {
         let (ticket, told) = {
             let mut queue = locked(&self.0);
             if queue.free > 0 {
@@ -235,7 +258,7 @@ impl<N: Party> Queue<N> {
                 drop(queue);
                 return Some(Turn(Arc::clone(&self.0)));
             }
-            queue.wait(party)
+            queue.wait(party, begun)
         };
         let _gone = Ticket { queue: &self.0, ticket };
         told.await.ok()
@@ -243,16 +266,18 @@ impl<N: Party> Queue<N> {
 
     /// Number of callers that wait for a turn.
     pub fn waiting(&self) -> usize {
-        locked(&self.0).waiting.len()
+        let queue = locked(&self.0);
+        queue.waiting.len() + queue.begun.len()
     }
 }
 
 impl<N: Party> Waiting<N> {
-    fn wait(&mut self, party: N) -> (u64, oneshot::Receiver<Turn<N>>) {
+    fn wait(&mut self, party: N, begun: bool) -> (u64, oneshot::Receiver<Turn<N>>) {
         let (tell, told) = oneshot::channel();
         let ticket = self.number();
+        let table = if begun { &mut self.begun } else { &mut self.waiting };
         // Who gives way hears that nobody is left to tell them.
-        if let Some((_, (other, _))) = self.waiting.insert(party.clone(), ticket, (party.clone(), tell)) {
+        if let Some((_, (other, _))) = table.insert(party.clone(), ticket, (party.clone(), tell)) {
             self.settle(other);
         }
         self.settle(party);
@@ -266,7 +291,7 @@ impl<N: Party> Waiting<N> {
 
     /// A party has a turn for as long as somebody of it waits.
     fn settle(&mut self, party: N) {
-        match (self.waiting.count(&party), self.places.get(&party)) {
+        match (self.waiting.count(&party) + self.begun.count(&party), self.places.get(&party)) {
             (0, Some(place)) => {
                 self.order.remove(place);
                 self.places.remove(&party);
@@ -281,17 +306,22 @@ impl<N: Party> Waiting<N> {
     }
 
     fn remove(&mut self, ticket: u64) {
-        if let Some((party, _)) = self.waiting.remove(&ticket) {
+        if let Some((party, _)) = self.take(ticket) {
             self.settle(party);
         }
+    }
+
+    fn take(&mut self, ticket: u64) -> Option<Waits<N>> {
+        self.waiting.remove(&ticket).or_else(|| self.begun.remove(&ticket))
     }
 
     /// The caller that has the next turn.
     fn pop(&mut self) -> Option<oneshot::Sender<Turn<N>>> {
         let (_, party) = self.order.pop_first()?;
         self.places.remove(&party);
-        let oldest = *self.waiting.oldest(&party)?;
-        let (_, tell) = self.waiting.remove(&oldest)?;
+        // Tickets rise, so that within a party nobody passes another.
+        let oldest = [self.waiting.oldest(&party), self.begun.oldest(&party)].into_iter().flatten().min().copied()?;
+        let (_, tell) = self.take(oldest)?;
         // Behind all others.
         self.settle(party);
         Some(tell)
@@ -468,5 +498,38 @@ mod tests {
         drop(first);
         assert!(newcomer.await.unwrap());
         assert!(queue.turn(v4("203.0.113.1")).await.is_some(), "the turn came back");
+    }
+
+    #[tokio::test]
+    async fn what_has_begun_waits_in_its_order_and_never_gives_way() {
+        let queue = Queue::<IpAddr>::new(1, 2);
+        let peer = v4("192.0.2.1");
+        let first = queue.turn(peer).await.unwrap();
+        let order = Mutex::new(Vec::new());
+        let wait = async |name: &'static str, begun: bool| {
+            let turn = if begun { Some(queue.turn_again(peer).await) } else { queue.turn(peer).await };
+            order.lock().unwrap().push((name, turn.is_some()));
+        };
+        // In this order they come, and the full queue has room for two that have not begun.
+        let come = async {
+            while order.lock().unwrap().is_empty() {
+                tokio::task::yield_now().await;
+            }
+            drop(first);
+        };
+        tokio::join!(wait("a", true), wait("b", false), wait("c", true), wait("d", false), wait("e", false), come);
+        let expected = [("b", false), ("a", true), ("c", true), ("d", true), ("e", true)];
+        assert_eq!(*order.lock().unwrap(), expected);
+        // Who stops waiting has no turn any more.
+        let held = queue.turn(peer).await.unwrap();
+        {
+            let mut gone = Box::pin(queue.turn_again(peer));
+            let polled = std::future::poll_fn(|cx| std::task::Poll::Ready(gone.as_mut().poll(cx).is_pending()));
+            assert!(polled.await);
+            assert_eq!(queue.waiting(), 1);
+        }
+        assert_eq!(queue.waiting(), 0);
+        drop(held);
+        assert!(queue.turn(peer).await.is_some());
     }
 }
