@@ -12,7 +12,7 @@ mod writer;
 use std::{
     fs::File,
     io,
-    net::SocketAddr,
+    net::{IpAddr, SocketAddr},
     os::fd::AsFd,
     sync::{
         Arc,
@@ -263,17 +263,22 @@ impl Drop for Record {
             "request ended"
         );
         if known.is_named() {
-            return self.log.write(Entry::Record(known), &self.metrics);
+            self.log.write(Entry::Record(known), &self.metrics);
+            return;
         }
         // What anybody can ask for takes no place that is kept for who is known.
         if !known.is_nobodys() {
-            return self.log.write_nobodys(Entry::Record(known), &self.metrics);
+            self.log.write_nobodys(Entry::Record(known), &self.metrics);
+            return;
         }
-        let Some(unrecorded) = self.log.sampled.place(known.user_address.ip(), Instant::now()) else {
+        let (user, now) = (known.user_address.ip(), Instant::now());
+        let Some(unrecorded) = self.log.sampled.place(user, now) else {
             return self.metrics.audit_unrecorded.increment(1);
         };
         known.unrecorded = unrecorded;
-        self.log.write_nobodys(Entry::Record(known), &self.metrics);
+        if !self.log.write_nobodys(Entry::Record(known), &self.metrics) {
+            self.log.sampled.give_back(user, unrecorded.saturating_add(1), now);
+        }
     }
 }
 
@@ -341,20 +346,24 @@ impl AuditLog {
         Ok(Arc::new(Self { queue, sampled: Sampled::default(), dropped, replica }))
     }
 
-    fn write(&self, entry: Entry, metrics: &Metrics) {
-        if self.queue.try_send(entry).is_err() {
+    /// Whether there was room for it; it is counted otherwise.
+    fn write(&self, entry: Entry, metrics: &Metrics) -> bool {
+        let has_room = self.queue.try_send(entry).is_ok();
+        if !has_room {
             metrics.audit_dropped.increment(1);
             self.dropped.fetch_add(1, Ordering::Relaxed);
         }
+        has_room
     }
 
     /// Of what anybody can have written, without an identity: it leaves places for the rest.
-    fn write_nobodys(&self, entry: Entry, metrics: &Metrics) {
+    fn write_nobodys(&self, entry: Entry, metrics: &Metrics) -> bool {
         if self.queue.capacity() > KEPT_RECORDS {
             return self.write(entry, metrics);
         }
         metrics.audit_dropped.increment(1);
         self.dropped.fetch_add(1, Ordering::Relaxed);
+        false
     }
 
     fn write_line(&self, line: serde_json::Value, metrics: &Metrics) {
@@ -368,8 +377,15 @@ impl AuditLog {
         Entry::Line(format!("{line}\n").into_bytes())
     }
 
-    /// A line about a connection that was refused before, or instead of, a request.
-    pub fn connection_refused(&self, metrics: &Metrics, peer: SocketAddr, cause: &str, why: &str, unrecorded: u64) {
+    /// A line about a connection that was refused before, or instead of, a request. Whether there was room for it.
+    pub fn connection_refused(
+        &self,
+        metrics: &Metrics,
+        peer: SocketAddr,
+        cause: &str,
+        why: &str,
+        unrecorded: u64,
+    ) -> bool {
         let (kept, mark) = line::cut(why);
         let line = serde_json::json!({
             "time": rfc3339(SystemTime::now()),
@@ -382,7 +398,7 @@ impl AuditLog {
             // Others of which there is no line, because there were too many at once.
             "unrecorded": unrecorded,
         });
-        self.write_nobodys(self.line(line), metrics);
+        self.write_nobodys(self.line(line), metrics)
     }
 
     /// A line about what the gateway did by itself in the name of something: a method and what it was for, and the code of
@@ -434,6 +450,35 @@ impl AuditLog {
     pub fn nowhere() -> Arc<Self> {
         let queue = mpsc::channel(1).0;
         Arc::new(Self { queue, sampled: Sampled::default(), dropped: Arc::default(), replica: None })
+    }
+
+    /// The end of the log: lines for what has no record and is told by no later one, of requests and of so many refused
+    /// connections. Then as [`Self::flush`].
+    pub async fn finish(&self, connections: u64) {
+        let untold = |of: &str, network: Option<IpAddr>, unrecorded: u64| {
+            self.line(serde_json::json!({
+                "time": rfc3339(SystemTime::now()),
+                "event": "unrecorded",
+                "of": of,
+                "network": network.map(|network| network.to_string()),
+                "unrecorded": unrecorded,
+            }))
+        };
+        let requests = self.sampled.take_untold().into_iter();
+        let mut lines: Vec<Entry> = requests.map(|(network, count)| untold("requests", Some(network), count)).collect();
+        if connections > 0 {
+            lines.push(untold("connections", None, connections));
+        }
+        let told = async {
+            for line in lines {
+                if self.queue.send(line).await.is_err() {
+                    return;
+                }
+            }
+        };
+        if tokio::time::timeout(FLUSH_DEADLINE, told).await.is_ok() {
+            self.flush().await;
+        }
     }
 
     /// Waits until all records so far are written, at the most [`FLUSH_DEADLINE`]: perhaps they cannot be.
@@ -524,6 +569,47 @@ mod tests {
             record(&log, &metrics).user("ann", "dev");
         }
         assert_eq!(log.dropped.load(Ordering::Relaxed), dropped);
+    }
+
+    /// A count was lost with the record that was to tell it, and at the end when no further record came.
+    #[tokio::test]
+    async fn every_request_of_nobody_is_recorded_or_counted_in_the_log() {
+        let file = std::env::temp_dir().join(format!("towline-audit-counts-{}.json", std::process::id()));
+        let (tasks, shutdown, metrics) = (TaskGroup::new("test"), Shutdown::new(), Arc::new(Metrics::new()));
+        let log = AuditLog::open(&AuditTo::File(file.clone()), None, &tasks, &shutdown).await.unwrap();
+        let refused = |log: &Arc<AuditLog>, network: u8| {
+            let user = SocketAddr::from(([198, 51, network, 1], 5));
+            let mut record = Record::open(Arc::clone(log), Arc::clone(&metrics), RequestId([7; 16]), user, "GET");
+            record.stage(Stage::Authenticate);
+            record.answered(http::StatusCode::UNAUTHORIZED);
+            record.outcome(Outcome::Refused);
+        };
+        let (requests, networks) = (100, 3);
+        for network in 0..networks {
+            for _ in 0..requests {
+                refused(&log, network);
+            }
+        }
+        log.finish(7).await;
+        let text = std::fs::read_to_string(&file).unwrap();
+        std::fs::remove_file(&file).unwrap();
+        let lines: Vec<serde_json::Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        let (counts, records): (Vec<_>, Vec<_>) = lines.iter().partition(|line| line["event"] == "unrecorded");
+        let all =
+            |lines: &[&serde_json::Value]| lines.iter().filter_map(|line| line["unrecorded"].as_u64()).sum::<u64>();
+        let (connections, of_requests): (Vec<_>, Vec<_>) =
+            counts.iter().copied().partition(|line| line["of"] == "connections");
+        assert_eq!((all(&connections), of_requests.len()), (7, usize::from(networks)), "{text}");
+        assert!(of_requests.iter().any(|line| line["network"] == "198.51.1.0"), "{text}");
+        let told = records.len() as u64 + all(&records) + all(&of_requests);
+        assert_eq!(told, u64::from(networks) * requests, "{text}");
+
+        // One that finds no room is told by the next.
+        let nowhere = AuditLog::nowhere();
+        for _ in 0..requests {
+            refused(&nowhere, 0);
+        }
+        assert_eq!(nowhere.sampled.take_untold(), [([198, 51, 0, 0].into(), requests)]);
     }
 
     #[tokio::test]

@@ -49,6 +49,9 @@ pub enum Agents {
     Identity {
         /// Its object id. A cluster that was deleted and created again has another.
         principal: String,
+        /// The object id of the identity that the resource had first: its agents know the resource by it. Another key may
+        /// give the resource another identity, and it is the same resource still.
+        resource: String,
         /// Which onboarding key its certificates must rest on; without one nobody has proved anything.
         onboarding: Option<String>,
     },
@@ -61,6 +64,14 @@ impl Agents {
     pub fn principal(&self) -> Option<&str> {
         match self {
             Self::Identity { principal, .. } => Some(principal),
+            Self::Anyone | Self::Nobody => None,
+        }
+    }
+
+    /// By what agents know the cluster's resource: the object id of the first identity that it had.
+    pub fn resource(&self) -> Option<&str> {
+        match self {
+            Self::Identity { resource, .. } => Some(resource),
             Self::Anyone | Self::Nobody => None,
         }
     }

@@ -543,6 +543,7 @@ impl Control {
             principal: identity.principal.clone(),
             groups: Vec::new(),
             cluster: known.and_then(|known| known.agents.principal()).map(str::to_owned),
+            credential: identity.credential.clone(),
         };
         let gives = |holder: Holder| {
             let expires = SystemTime::UNIX_EPOCH;

@@ -51,6 +51,10 @@ pub struct Holder {
     pub groups: Vec<String>,
     /// The object id of the cluster's identity: one that was deleted and created again is another cluster.
     pub cluster: Option<String>,
+    /// What they signed in with, as their token named it: the right ends when that is replaced. None: their issuer does not
+    /// say, or the certificate was issued before it was noted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub credential: Option<String>,
 }
 
 impl Holder {

@@ -29,6 +29,7 @@ mod failures;
 mod flows;
 mod form;
 mod grant;
+mod in_force;
 mod kept;
 pub mod keys;
 mod mint;
@@ -50,6 +51,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use arc_swap::ArcSwapOption;
 use bytes::Bytes;
 use daemon::Shutdown;
 use http::{Method, Request, Response, StatusCode, header};
@@ -60,6 +62,7 @@ use types::ids::ClusterId;
 pub use self::{
     clients::PublicClient,
     documents::{Documents, Vault},
+    in_force::InForce,
     kept::KeptError,
     keys::{Keys, KeysError},
     mint::NotSigned,
@@ -194,6 +197,8 @@ pub struct Issuer {
     prefix: String,
     documents: Documents,
     state: State,
+    /// Who could act when it was asked last.
+    in_force: ArcSwapOption<InForce>,
     checks: grant::PasswordChecks,
     clock: fn() -> SystemTime,
     /// Told when what is known may have changed.
@@ -314,6 +319,7 @@ impl Issuer {
             base,
             documents,
             state,
+            in_force: ArcSwapOption::empty(),
             clock: SystemTime::now,
             followed: Notify::new(),
             settings,
@@ -438,26 +444,21 @@ impl Issuer {
         path.strip_prefix(MOUNT).is_some_and(below) || tenant_of(path).is_some()
     }
 
-    /// Whether the user or service principal with this `sub` exists and is enabled now, and what they signed in with
-    /// still holds, where it is known: a password that was not replaced, a secret that was not taken away. For whoever
-    /// takes this issuer's tokens and wants that to hold at once, not when the token ends.
-    pub fn is_in_force(&self, subject: &str, credential: Option<&str>) -> bool {
+    /// Who may act now. For whoever takes this issuer's tokens and wants that to hold at once, not when the token ends.
+    pub fn in_force(&self) -> Arc<InForce> {
         let (users, principals) = self.known();
-        // Tokens and enrolment tokens from before name users without hyphens.
-        let subject = guid::hyphenated(subject);
-        let mut all = Self::in_force(&users, &principals);
-        all.any(|(known, with)| known == subject && holds(&with, credential))
+        let known = self.in_force.load_full();
+        if let Some(known) = known.filter(|known| known.is_of(&users, &principals)) {
+            return known;
+        }
+        let now = Arc::new(InForce::of(users, principals));
+        self.in_force.store(Some(Arc::clone(&now)));
+        now
     }
 
-    /// The `sub` of everybody who exists and is enabled, with what they may have signed in with.
-    pub fn in_force<'a>(
-        users: &'a Users,
-        principals: &'a Principals,
-    ) -> impl Iterator<Item = (&'a str, Credentials<'a>)> {
-        let users = users.iter().filter(|user| !user.disabled);
-        let users = users.map(|user| (user.id.as_str(), Credentials::Password(user)));
-        let principals = principals.iter().filter(|known| !known.disabled);
-        users.chain(principals.map(|known| (known.object_id.as_str(), Credentials::Secrets(&known.secrets))))
+    /// As [`InForce::has`], of now.
+    pub fn is_in_force(&self, subject: &str, credential: Option<&str>) -> bool {
+        self.in_force().has(subject, credential)
     }
 
     /// Its users and service principals.
@@ -594,33 +595,6 @@ fn tenant_of(path: &str) -> Option<(&str, &str)> {
 fn path_of(url: &str) -> &str {
     let rest = url.split_once("://").map_or(url, |(_, rest)| rest);
     rest.find('/').map_or("", |at| &rest[at..])
-}
-
-/// What somebody may sign in with.
-pub enum Credentials<'a> {
-    /// A user's password.
-    Password(&'a User),
-    /// A service principal's secrets.
-    Secrets(&'a [Secret]),
-}
-
-impl Credentials<'_> {
-    /// What tokens call them.
-    pub fn names(&self) -> Vec<String> {
-        match self {
-            Self::Password(user) => vec![user.credential()],
-            Self::Secrets(secrets) => secrets.iter().map(|secret| secret.id.clone()).collect(),
-        }
-    }
-}
-
-/// Whether what somebody signed in with, where it is known, is among what holds.
-fn holds(with: &Credentials<'_>, credential: Option<&str>) -> bool {
-    credential.is_none_or(|one| match with {
-        // Of a later password this replica may not know yet; the gateway has signed that there is one.
-        Credentials::Password(user) => one.parse::<u64>().is_ok_and(|of| of >= user.generation()),
-        Credentials::Secrets(secrets) => secrets.iter().any(|secret| secret.id == one),
-    })
 }
 
 #[cfg(test)]

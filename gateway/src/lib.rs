@@ -487,7 +487,7 @@ impl Gateway {
         if let Some(control) = &core.control {
             control.store.close().await;
         }
-        core.audit.flush().await;
+        core.audit.finish(core.refusals.take_untold()).await;
         audit_shutdown.close();
         let _ = audit_tasks.join().await;
         tracing::info!("gateway stopped");

@@ -68,6 +68,8 @@ pub struct Replica {
     renewed: AtomicI64,
     /// When that was seen to change last, in milliseconds of this process's [`Uptime`], which no step of a clock moves.
     renewal_seen: AtomicU64,
+    /// This process has seen its lease last, or be renewed. Not so of a row whose lease had ended before this process began.
+    had_lease: AtomicBool,
     /// The renewal at which a connection to it was refused.
     failed: AtomicI64,
     alive: AtomicBool,
@@ -387,6 +389,7 @@ impl Replicas {
                     applied: AtomicI64::new(row.applied),
                     renewed: AtomicI64::new(row.renewed_ms),
                     renewal_seen: AtomicU64::new(now_ms),
+                    had_lease: AtomicBool::new(row.alive),
                     failed: AtomicI64::new(NEVER),
                     alive: AtomicBool::new(row.alive),
                     serves: AtomicBool::new(row.serves),
@@ -398,6 +401,7 @@ impl Replicas {
             replica.applied.fetch_max(row.applied, Ordering::AcqRel);
             if replica.renewed.swap(row.renewed_ms, Ordering::AcqRel) != row.renewed_ms {
                 replica.renewal_seen.store(now_ms, Ordering::Release);
+                replica.had_lease.store(true, Ordering::Release);
             }
             replica.alive.store(row.alive, Ordering::Release);
             replica.serves.store(row.serves, Ordering::Release);
@@ -434,14 +438,17 @@ impl Replicas {
         true
     }
 
-    /// How long ago a replica was seen to renew its lease, by the own uptime. Nothing, where what the database has of it
-    /// is newer than what is known here.
-    fn since_renewal(&self, row: &Applied) -> Duration {
+    /// How long ago a replica was seen to renew its lease at the latest, by the own uptime, and whether this process has
+    /// seen it have one. Zero, where what the database has of it is newer than what is known here.
+    fn since_renewal(&self, row: &Applied) -> (Duration, bool) {
         let known = self.known.load();
         let same = |known: &&Arc<Replica>| known.name == row.name && known.generation == row.generation;
         match known.iter().find(same) {
-            Some(replica) if replica.renewed.load(Ordering::Acquire) == row.renewed_ms => self.unrenewed_for(replica),
-            _ => Duration::ZERO,
+            Some(replica) if replica.renewed.load(Ordering::Acquire) == row.renewed_ms => {
+                (self.unrenewed_for(replica), replica.had_lease.load(Ordering::Acquire))
+            }
+            Some(_) => (Duration::ZERO, true),
+            None => (Duration::ZERO, row.alive),
         }
     }
 
@@ -468,7 +475,9 @@ impl Replicas {
     /// (`stale_for`, which replicas have alike). One that ended or gave its lease back meanwhile is not among them.
     ///
     /// A lease lasts where the database's clock says so, and also where the own uptime does: after a step of that clock
-    /// the row of a replica that cannot reach the database looks old, while the replica goes on.
+    /// the row of a replica that cannot reach the database looks old, while the replica goes on. The own uptime says nothing
+    /// of a lease that had ended when this process began: nobody waits for such a replica, which would renew its lease if it
+    /// could confirm anything. It is named until it is fenced by the own uptime too.
     pub async fn unconfirmed(&self, store: &Store, revision: i64, deadline: Instant) -> Vec<String> {
         let stale_for = self.settings().stale_for;
         let serves = LEASE.saturating_add(stale_for);
@@ -483,8 +492,8 @@ impl Replicas {
         let mut progress = self.progress.subscribe();
         let (mut waiting, mut unconfirmed) = (Vec::new(), Vec::new());
         for row in rows.into_iter().filter(|row| row.name != self.name() && row.applied < revision) {
-            let since = self.since_renewal(&row);
-            if row.alive || since < LEASE {
+            let (since, had_lease) = self.since_renewal(&row);
+            if row.alive || (had_lease && since < LEASE) {
                 waiting.push(Waiting { name: row.name, generation: row.generation, was_known: false });
             } else if row.serves || since < serves {
                 unconfirmed.push(row.name);

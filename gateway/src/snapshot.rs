@@ -148,7 +148,7 @@ impl Snapshot {
         match &cluster.agents {
             Agents::Anyone if named.is_none() => Ok(cluster),
             Agents::Anyone => Err(gone(Gone::Configured)),
-            Agents::Identity { principal, onboarding } if named == Some(principal) => {
+            Agents::Identity { principal, onboarding, .. } if named == Some(principal) => {
                 let present = onboarding.is_some() && *onboarding == names.onboarding;
                 if present { Ok(cluster) } else { Err(Gone::Replaced(id.clone())) }
             }
@@ -164,7 +164,8 @@ impl Snapshot {
             Principal::User(identity) => Some((&identity.issuer, &identity.subject, identity.credential.as_deref())),
             // A token of a deleted user ends in minutes; their access certificate would live on.
             Principal::ServiceAccount(access) => {
-                access.holder.as_ref().map(|holder| (&holder.issuer, &holder.subject, None))
+                let held = access.holder.as_ref();
+                held.map(|holder| (&holder.issuer, &holder.subject, holder.credential.as_deref()))
             }
         };
         if account.is_some_and(|(issuer, subject, with)| !self.is_in_force(issuer, subject, with)) {

@@ -4,7 +4,7 @@
 
 use std::{
     net::SocketAddr,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Instant,
 };
 
@@ -32,12 +32,23 @@ impl Refusals {
         self.metrics.connection_refused(cause);
         let Some(unrecorded) = self.place(Instant::now()) else { return };
         tracing::info!(%peer, cause = cause.as_str(), why, unrecorded, "connection refused");
-        self.audit.connection_refused(&self.metrics, peer, cause.as_str(), why, unrecorded);
+        if !self.audit.connection_refused(&self.metrics, peer, cause.as_str(), why, unrecorded) {
+            self.window().give_back(unrecorded.saturating_add(1));
+        }
+    }
+
+    /// How many have no record and are told by none so far, for the end of the log.
+    pub fn take_untold(&self) -> u64 {
+        self.window().take_untold()
     }
 
     /// A place for one more record, with how many had none before it.
     fn place(&self, now: Instant) -> Option<u64> {
-        self.window.lock().unwrap_or_else(PoisonError::into_inner).place(now)
+        self.window().place(now)
+    }
+
+    fn window(&self) -> MutexGuard<'_, Window> {
+        self.window.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -60,6 +71,11 @@ mod tests {
         }
         assert_eq!(refusals.place(start + WINDOW), Some(5));
         assert_eq!(refusals.place(start + WINDOW), Some(0));
+        // Those that find no room in the log are told by the next, or at its end.
+        for _ in 0..3 {
+            refusals.record(([192, 0, 2, 1], 5).into(), Cause::Tls, "no handshake");
+        }
+        assert_eq!((refusals.take_untold(), refusals.take_untold()), (3, 0));
     }
 
     #[test]

@@ -30,7 +30,7 @@ use super::pace::woken;
 /// Requests of one connection that are being looked at, up to where it is known whose they are. What takes its time
 /// behind that, such as a watch, does not count.
 pub const AT_A_TIME: u32 = 32;
-/// Requests that may wait for a turn; of more, the oldest gives way of the network that has most.
+/// Requests that may wait for their first turn; of more, the oldest gives way of the network that has most.
 pub const WAITING: usize = 16 * 1024;
 /// Requests without an identity that one connection may have refused, before it is to end...
 pub const REFUSED: u32 = 256;
@@ -89,14 +89,21 @@ impl Unproven {
     }
 
     /// Runs what serves a request: each step in a turn, for as long as the connection has not shown who it is. `None`:
-    /// too many wait, and most of them are of this network.
+    /// too many wait, most of them are of this network, and nothing of the request was done. One that has begun is not
+    /// turned away: it may have used up a code or written something, and its client must learn what came of that. As many
+    /// have begun as connections hold.
     pub async fn steps<F: Future>(&self, peer: IpAddr, standing: &Standing, serving: F) -> Option<F::Output> {
         let mut serving = pin!(serving);
+        let mut has_begun = false;
         loop {
             if standing.is_proven() {
                 return Some(serving.await);
             }
-            let turn = self.turns.turn(peer).await?;
+            let turn = match has_begun {
+                true => self.turns.turn_again(peer).await,
+                false => self.turns.turn(peer).await?,
+            };
+            has_begun = true;
             // Behind all that is ready, and with the turn, so that those that came with it wait for theirs and do not
             // follow each other in one go.
             yield_now().await;
@@ -350,6 +357,32 @@ mod tests {
         assert_eq!(unproven.steps(v4("192.0.2.1"), &other, async { 7 }).await, Some(7));
         send.send(8).unwrap();
         assert_eq!(waits.await, Some(Ok(8)));
+    }
+
+    /// A request used up its code, and was turned away when it was to go on.
+    #[tokio::test]
+    async fn a_request_that_has_begun_is_not_turned_away() {
+        let unproven = Unproven { turns: Queue::new(1, 2), ended: Mutex::new(Shared::new(1)) };
+        let (standing, peer, used) = (Standing::new(false, 0), v4("192.0.2.1"), AtomicUsize::new(0));
+        let (answer, stored) = tokio::sync::oneshot::channel();
+        let mut begun = pin!(unproven.steps(peer, &standing, async {
+            used.fetch_add(1, Ordering::SeqCst);
+            stored.await
+        }));
+        while used.load(Ordering::SeqCst) == 0 {
+            assert!(futures_util::poll!(begun.as_mut()).is_pending());
+        }
+        let held = unproven.turns.turn(peer).await.unwrap();
+        answer.send(7).unwrap();
+        assert!(futures_util::poll!(begun.as_mut()).is_pending(), "it waits for another turn");
+        let mut others: Vec<_> = (0..4).map(|_| Box::pin(unproven.steps(peer, &standing, async { 8 }))).collect();
+        for other in &mut others {
+            assert!(futures_util::poll!(other.as_mut()).is_pending());
+        }
+        drop(held);
+        assert_eq!(begun.await, Some(Ok(7)));
+        let served = join_all(others).await.into_iter().flatten().count();
+        assert_eq!((served, used.load(Ordering::SeqCst)), (2, 1), "of those that had not begun two found no place");
     }
 
     #[tokio::test(start_paused = true)]

@@ -44,7 +44,7 @@ async fn page(call: &Call, agent: &Agent, after: Option<i64>) -> Result<Objects,
         });
     };
     let mut page = call.control.objects(&cluster, call.parameter("kind"), after).await?;
-    page.identity = agent.cluster.agents.principal().map(str::to_owned);
+    page.identity = agent.cluster.agents.resource().map(str::to_owned);
     Ok(page)
 }
 

@@ -77,7 +77,7 @@ pub(super) fn start(
     shutdown: Shutdown,
 ) -> io::Result<impl Future<Output = ()> + Send + 'static> {
     let (ends, mut ended) = oneshot::channel();
-    let written = run(sink, replica, entries, dropped, shutdown.clone());
+    let written = run(sink, replica, entries, Arc::clone(&dropped), shutdown.clone());
     // Its clock is made there: where there is no thread, it could not be dropped here.
     std::thread::Builder::new().name("audit".to_owned()).spawn(move || {
         let clock = tokio::runtime::Builder::new_current_thread().enable_time().build();
@@ -89,22 +89,26 @@ pub(super) fn start(
             Some(ended) => Ok(ended),
         };
         match ended {
-            Ok(Ok(Ok(()))) => {}
+            Ok(Ok(Ok(_))) => {}
             Ok(Ok(Err(error))) => tracing::error!(%error, "audit records are lost: their writer has no clock"),
             Ok(Err(_)) => tracing::error!("audit records are lost: their writer has failed"),
-            Err(_) => tracing::error!("audit records are lost: their writing did not end"),
+            // It holds what it has said, so that this counts from the start.
+            Err(_) => tracing::error!(
+                dropped_since_start = dropped.load(Ordering::Relaxed),
+                "audit records are lost: their writing did not end"
+            ),
         }
     })
 }
 
-/// Writes until closed.
+/// Writes until closed. Returns how many records it has told the log were dropped: all of them, however it ends.
 async fn run(
     sink: Box<dyn Write + Send>,
     replica: Option<String>,
     mut entries: mpsc::Receiver<Entry>,
     dropped: Arc<AtomicU64>,
     shutdown: Shutdown,
-) {
+) -> u64 {
     let mut lines = Lines { sink, batch: Vec::new() };
     let mut flushes: Vec<oneshot::Sender<()>> = Vec::new();
     let (mut said, mut wrote) = (Said::default(), false);
@@ -121,7 +125,9 @@ async fn run(
             let mut next = entries.try_recv().ok();
             if next.is_none() {
                 // A pause: the first record after it wakes the writer.
-                let Some(Some(first)) = shutdown.until_closed(entries.recv()).await else { return };
+                let Some(Some(first)) = shutdown.until_closed(entries.recv()).await else {
+                    return said.dropped(dropped.load(Ordering::Relaxed));
+                };
                 if entries.len() < ENOUGH && !matches!(first, Entry::Flush(_)) {
                     gather().await;
                 }
@@ -138,7 +144,7 @@ async fn run(
         } else if shutdown.until_closed(tokio::time::sleep(RETRY)).await.is_none() {
             let records = lines.batch.iter().filter(|byte| **byte == b'\n').count() + entries.len();
             tracing::error!(records, "audit records are lost: they could not be written until the end");
-            return;
+            return said.dropped(dropped.load(Ordering::Relaxed));
         }
         let result = lines.write();
         wrote = true;
@@ -161,10 +167,16 @@ impl Said {
             _ => {}
         }
         self.broken = result.is_err();
+        self.dropped(dropped);
+    }
+
+    /// Of all that were dropped, says how many are new. Returns all.
+    fn dropped(&mut self, dropped: u64) -> u64 {
         if dropped > self.dropped {
             tracing::warn!(records = dropped - self.dropped, "audit records were dropped: too many wait to be written");
             self.dropped = dropped;
         }
+        self.dropped
     }
 }
 
@@ -173,6 +185,7 @@ mod tests {
     use std::sync::{Mutex, MutexGuard};
 
     use daemon::TaskGroup;
+    use futures_util::FutureExt as _;
 
     use super::*;
 
@@ -209,7 +222,8 @@ mod tests {
     async fn a_full_disk_tears_and_loses_no_record() {
         let (disk, tasks, shutdown) = (Disk::default(), TaskGroup::new("test"), Shutdown::new());
         let (queue, entries) = mpsc::channel(100);
-        tasks.spawn("audit", run(Box::new(disk.clone()), None, entries, Arc::default(), shutdown.clone()));
+        let written = run(Box::new(disk.clone()), None, entries, Arc::default(), shutdown.clone());
+        tasks.spawn("audit", written.map(drop));
         let mut expected = Vec::new();
         for room in [0, 7, 3, 100, 1, 12] {
             disk.lock().1 += room;
@@ -233,11 +247,29 @@ mod tests {
     async fn a_disk_that_stays_full_does_not_hold_up_the_end() {
         let (tasks, shutdown) = (TaskGroup::new("test"), Shutdown::new());
         let (queue, entries) = mpsc::channel(100);
-        let writer =
-            tasks.spawn_task("audit", run(Box::<Disk>::default(), None, entries, Arc::default(), shutdown.clone()));
+        let written = run(Box::<Disk>::default(), None, entries, Arc::default(), shutdown.clone());
+        let writer = tasks.spawn_task("audit", written.map(drop));
         queue.send(Entry::Line(b"{}\n".to_vec())).await.unwrap();
         shutdown.close();
         writer.await.unwrap();
+    }
+
+    /// What was dropped behind the last write was told nowhere.
+    #[tokio::test(start_paused = true)]
+    async fn what_was_dropped_is_told_at_the_end_too() {
+        for room in [0, usize::MAX] {
+            let (disk, shutdown, dropped) = (Disk::default(), Shutdown::new(), Arc::new(AtomicU64::new(0)));
+            disk.lock().1 = room;
+            let (queue, entries) = mpsc::channel(100);
+            queue.send(Entry::Line(b"{}\n".to_vec())).await.unwrap();
+            let written = run(Box::new(disk), None, entries, Arc::clone(&dropped), shutdown.clone());
+            let mut written = std::pin::pin!(written);
+            // The line is written, or waits to be tried again.
+            assert!(tokio::time::timeout(RETRY / 2, written.as_mut()).await.is_err());
+            dropped.store(5, Ordering::Relaxed);
+            shutdown.close();
+            assert_eq!(written.await, 5, "room for {room}");
+        }
     }
 
     #[tokio::test]

@@ -224,6 +224,7 @@ impl Kind for ConnectedClusters {
         Some(Decides::Clusters(|stored| ReadCluster {
             agents: principal(stored).map_or(Agents::Nobody, |principal| Agents::Identity {
                 principal: principal.to_owned(),
+                resource: first_principal(stored).unwrap_or(principal).to_owned(),
                 onboarding: onboarding_key(stored).map(|key| key_name(&key)),
             }),
             wanted: Wanted::of(stored),
@@ -297,6 +298,7 @@ impl Kind for ConnectedClusters {
                 }
             };
             identity(body, principal, &writing.control.settings.tenant);
+            keep_first_principal(body, writing.old.and_then(first_principal));
             Ok(())
         })
     }
@@ -428,6 +430,21 @@ pub fn principal(stored: &Stored) -> Option<&str> {
     stored.body.get("identity")?.get("principalId")?.as_str()
 }
 
+/// The object id of the identity that a kept cluster had first, by which agents know the resource.
+pub fn first_principal(stored: &Stored) -> Option<&str> {
+    stored.body.get(FIRST_PRINCIPAL).and_then(Value::as_str).or_else(|| principal(stored))
+}
+
+/// Notes it in a body whose identity is another one by now, or that has none. What was asked of the resource before, such
+/// as a deletion that waits for its agents, is still asked of it.
+fn keep_first_principal(body: &mut Map<String, Value>, first: Option<&str>) {
+    let present = body.get("identity").and_then(|identity| identity.get("principalId")?.as_str());
+    match first.filter(|first| present != Some(*first)) {
+        Some(first) => drop(body.insert(FIRST_PRINCIPAL.to_owned(), first.into())),
+        None => drop(body.remove(FIRST_PRINCIPAL)),
+    }
+}
+
 /// The id by which the rest of this program knows a cluster.
 pub fn cluster_id(id: &ResourceId) -> Result<ClusterId, ApiError> {
     id.as_str().parse::<ClusterId>().map_err(|error| {
@@ -468,6 +485,9 @@ pub fn same_location(body: &mut Map<String, Value>, writing: &Writing<'_>) -> Re
     Ok(())
 }
 
+/// Member of a body with the object id of the first identity, where the present one is another. No schema knows it, and so
+/// nobody is shown it.
+const FIRST_PRINCIPAL: &str = "firstPrincipalId";
 /// The property that names the onboarding key.
 const KEY: &str = "agentPublicKeyCertificate";
 

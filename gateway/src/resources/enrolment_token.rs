@@ -163,6 +163,8 @@ fn maker(acting: &Acting<'_>, group: &ResourceId) -> Result<Holder, ApiError> {
         principal: identity.principal.clone(),
         groups: identity.groups.iter().filter(gives).take(MAKERS_GROUPS).cloned().collect(),
         cluster: None,
+        // It is a credential of its own, which its maker withdraws: machines get it beforehand.
+        credential: None,
     })
 }
 

@@ -4,6 +4,7 @@
 //! [`Store::changes`] from that revision on: what it loaded may already be newer, and is then told again, never less.
 
 use sqlx::{Row, any::AnyRow};
+use types::api::{ResourceId, id::fold};
 
 use super::{
     Backend, Store, StoreError, Together,
@@ -87,17 +88,19 @@ pub(super) const CHILD_SIZES: &str = "SELECT revision, CAST(octet_length(body) A
                                       WHERE parent_key = $1 AND kind = $2 AND revision > $3 ORDER BY revision LIMIT $4";
 pub(super) const CHILDREN_PUT: &str =
     "WHERE parent_key = $1 AND kind = $2 AND revision > $3 AND revision <= $4 ORDER BY revision";
-pub(super) const CHILDREN_DELETED: &str = "SELECT revision, resource_key, kind FROM tombstones WHERE revision > $1 \
+/// What was deleted of a kind between two revisions, below a parent (its key with `/`, and the first key behind all of its
+/// own). Public for the test of its plan, as the next two are.
+pub const CHILDREN_DELETED: &str = "SELECT revision, resource_key, kind FROM tombstones WHERE revision > $1 \
                                            AND revision <= $2 AND kind = $3 AND resource_key > $4 \
                                            AND resource_key < $5 ORDER BY revision, resource_key";
 /// For who begins: the newest deletions that are remembered, of what is not there again.
-pub(super) const CHILDREN_GONE: &str = "SELECT revision, resource_key, kind FROM tombstones t WHERE revision > $1 \
+pub const CHILDREN_GONE: &str = "SELECT revision, resource_key, kind FROM tombstones t WHERE revision > $1 \
                                         AND revision <= $2 AND kind = $3 AND resource_key > $4 AND resource_key < $5 \
                                         AND NOT EXISTS (SELECT 1 FROM resources r WHERE r.resource_key = t.resource_key) \
                                         ORDER BY revision DESC, resource_key DESC LIMIT 1000";
 /// When the parent itself was deleted last: what went with it then was of another one of its name.
-pub(super) const PARENT_DELETED: &str =
-    "SELECT revision FROM tombstones WHERE revision > $1 AND resource_key = $2 ORDER BY revision DESC LIMIT 1";
+pub const PARENT_DELETED: &str = "SELECT revision FROM tombstones WHERE revision > $1 AND resource_key = $2 \
+                                  AND kind = $3 ORDER BY revision DESC LIMIT 1";
 
 /// Up to which revision there is room for what has changed, by the revisions and sizes of the next `rows` resources; none:
 /// these are all.
@@ -159,7 +162,8 @@ impl Store {
         let query = sqlx::query(select(CHILDREN_PUT)).bind(parent).bind(kind).bind(since).bind(upto);
         let put = query.fetch_all(view.connection()).await?;
         let (from, to) = below(parent);
-        let query = sqlx::query(PARENT_DELETED).bind(since).bind(parent);
+        let kind_of_parent = ResourceId::parse(parent).map(|id| fold(id.kind())).unwrap_or_default();
+        let query = sqlx::query(PARENT_DELETED).bind(since).bind(parent).bind(&kind_of_parent);
         let begin = match query.fetch_optional(view.connection()).await? {
             Some(row) => row.try_get(0)?,
             None => since,

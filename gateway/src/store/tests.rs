@@ -45,7 +45,10 @@ async fn every_question_has_an_index() {
         for step in plan {
             let step: String = step.try_get("detail").unwrap();
             assert!(!step.starts_with("SCAN"), "{sql}: {step}");
-            assert!(!step.contains("TEMP B-TREE FOR ORDER BY") || sql.contains("told_status"), "{sql}: {step}");
+            // Of one cluster only a few deletions are there to be put in order.
+            let few =
+                sql.contains("told_status") || [changes::CHILDREN_DELETED, changes::CHILDREN_GONE].contains(&&*sql);
+            assert!(!step.contains("TEMP B-TREE FOR ORDER BY") || few, "{sql}: {step}");
         }
     }
 }

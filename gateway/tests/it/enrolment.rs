@@ -18,7 +18,7 @@ use bytes::Bytes;
 use certs::{Authority, Credentials, Peer, Roots, Validity, tls};
 use gateway::{
     Extras,
-    issuer::{Issuer, IssuerSettings},
+    issuer::{Issuer, IssuerSettings, Users},
     store::{Store, batch::Expect},
 };
 use http::{HeaderMap, Method};
@@ -814,6 +814,69 @@ async fn c4_an_expired_cluster_is_connected_again_by_a_new_key_and_keeps_what_it
     assert_eq!(site.http("GET", &put, Some(&token), None, None).await.status, 200, "its assignments stay");
 }
 
+/// Agents take down only what the resource of their cluster wants down. With the new identity that another key gave, the
+/// resource looked like another one: its agents left what was to be deleted there, and said that it was gone.
+#[tokio::test]
+async fn e10_a_deletion_that_waits_is_of_the_same_resource_after_another_key() {
+    const EXTENSIONS: &str = "Microsoft.KubernetesConfiguration/extensions";
+    let site = Site::new().await;
+    site.let_onboard("mallory").await;
+    let (key, new) = (Onboarding::new(), Onboarding::new());
+    let principal = site.cluster("edge", &key).await;
+    let told = async |given: &Given| {
+        let tunnel = site.tunnel(given).await;
+        let beat = json!({"agentVersion": "1", "kubeSystemUid": "uid-of-edge"});
+        let (status, body) = ask(&tunnel, Method::POST, paths::HEARTBEAT, &beat).await;
+        assert_eq!(status, 200, "{body}");
+        let (status, page) = ask(&tunnel, Method::GET, paths::OBJECTS, &Value::Null).await;
+        assert_eq!(status, 200, "{page}");
+        page
+    };
+    let extension = format!("{}/providers/{EXTENSIONS}/web?api-version=2023-05-01", id("edge"));
+    let owner = async |method: &str, body: Option<Value>| {
+        let token = site.world.issuer.token("owner", &[], URL, SystemTime::now());
+        site.http(method, &extension, Some(&token), body, None).await
+    };
+    let made = owner("PUT", Some(json!({"properties": {"extensionType": "example.web"}}))).await;
+    assert_eq!(made.status, 201, "{}", made.text());
+    let page = told(&site.enrol("edge", &key).await).await;
+    assert_eq!((&page["identity"], page["objects"].as_array().unwrap().len()), (&json!(principal), 1), "{page}");
+
+    // It waits for the cluster, whose certificate ends. Who connects clusters connects it again.
+    assert_eq!(owner("DELETE", None).await.status, 202);
+    site.ahead.store(91 * DAY, Ordering::SeqCst);
+    let body = json!({
+        "location": "here",
+        "identity": {"type": "SystemAssigned"},
+        "properties": {"agentPublicKeyCertificate": new.public},
+    });
+    let token = site.world.issuer.token("mallory", &[], URL, SystemTime::now());
+    let target = format!("{}?api-version=2024-01-01", id("edge"));
+    let given = async {
+        loop {
+            let given = site.http("PUT", &target, Some(&token), Some(body.clone()), None).await;
+            // Until the gateway has noticed that the tunnel is gone.
+            if given.status != 409 {
+                return given;
+            }
+        }
+    };
+    let given = tokio::time::timeout(LONG, given).await.unwrap();
+    assert_eq!(given.status, 200, "{}", given.text());
+    assert_ne!(given.json()["identity"]["principalId"], principal.as_str());
+    assert!(!given.text().contains(&principal), "{}", given.text());
+    // Whoever dials looks at the real clock.
+    site.ahead.store(0, Ordering::SeqCst);
+    let page = told(&site.enrol("edge", &new).await).await;
+    assert_eq!((&page["identity"], &page["objects"][0]["deleting"]), (&json!(principal), &json!(true)), "{page}");
+
+    // Made again it is another one.
+    site.delete("edge").await;
+    let principal = site.cluster("edge", &new).await;
+    let page = told(&site.enrol("edge", &new).await).await;
+    assert_eq!((&page["identity"], &page["objects"]), (&json!(principal), &json!([])), "{page}");
+}
+
 #[tokio::test]
 async fn r13_an_agent_comes_to_a_resource_that_was_there_before_and_a_wrong_key_gets_a_hint() {
     let site = Site::new().await;
@@ -1258,10 +1321,13 @@ impl Site {
 
     /// An access certificate by the API.
     async fn access(&self, user: &str, groups: &[&str]) -> Credentials {
-        let token = self.world.issuer.token(user, groups, URL, SystemTime::now());
+        self.access_with(&self.world.issuer.token(user, groups, URL, SystemTime::now())).await
+    }
+
+    async fn access_with(&self, token: &str) -> Credentials {
         let target = format!("{}/listClusterUserCredential?api-version=2024-01-01", id("edge"));
         let body = json!({"authenticationMethod": "Token", "clientProxy": false});
-        let made = self.http("POST", &target, Some(&token), Some(body), None).await;
+        let made = self.http("POST", &target, Some(token), Some(body), None).await;
         assert_eq!(made.status, 200, "{}", made.text());
         let text = BASE64.decode(made.json()["kubeconfigs"][0]["value"].as_str().unwrap()).unwrap();
         let kubeconfig: Value = serde_json::from_slice(&text).unwrap();
@@ -1287,6 +1353,59 @@ async fn a6_an_access_certificate_by_a_group_s_role_ends_with_that() {
     let open = reached.watch().await;
     reached.site.unassign().await;
     reached.is_refused(open).await;
+}
+
+/// The certificate went on for its hour when the password was replaced that it was asked for with.
+#[tokio::test]
+async fn a6_an_access_certificate_ends_with_the_password_that_was_signed_in_with() {
+    let site = Site::new().await;
+    let key = Onboarding::new();
+    site.cluster("edge", &key).await;
+    let agent = Agent { tunnel: site.tunnel(&site.enrol("edge", &key).await).await };
+    site.open_issuer();
+    let issuer = site.world.gateway.core().issuer.load_full().unwrap();
+    let folder = site.world.dir.path().to_owned();
+    let password = |password: &str| {
+        let made =
+            Users::edit(&folder.join("issuer/users.json"), |users| Ok(users.put("ann", &[], password)?.id.clone()));
+        made.unwrap()
+    };
+    let ann = password("the-first-one");
+    std::fs::write(folder.join("own-keys.json"), issuer.key_set().to_string()).unwrap();
+    let own = "[[issuers]]\nname = \"own\"\nurl = \"https://gateway.test/.towline/issuer\"\n\
+               keys_file = \"own-keys.json\"\nusername_prefix = \"own:\"\n";
+    let text = world::config_with("authority_dir = \"authority\"", &section(own));
+    site.world.reconfigure(&text).await.unwrap();
+    site.assign(&format!("own:{ann}"), "User").await;
+    let signed_in = async |site: &Site, password: &str| {
+        let form = format!("grant_type=password&username=ann&password={password}&audience={URL}");
+        let request = http::Request::post("/.towline/issuer/token")
+            .header("content-type", "application/x-www-form-urlencoded")
+            .body(http_body_util::Full::new(Bytes::from(form)))
+            .unwrap();
+        let answer = issuer.handle([127, 0, 0, 1].into(), request).await.into_body();
+        let answer = http_body_util::BodyExt::collect(answer).await.unwrap().to_bytes();
+        let answer: Value = serde_json::from_slice(&answer).unwrap();
+        site.access_with(answer["access_token"].as_str().unwrap_or_else(|| panic!("{answer}"))).await
+    };
+    let first = signed_in(&site, "the-first-one").await;
+    // As a gateway of before issued it, which did not note that.
+    let roots = site.world.authority.roots().unwrap();
+    let peer = Peer::verify(first.chain(), &roots, SystemTime::now()).unwrap();
+    let mut holder = gateway::identity::Holder::of(&peer.holder.unwrap()).unwrap();
+    assert!(holder.credential.take().is_some());
+    let text = holder.to_text().unwrap();
+    let of_before = site.world.authority.issue_access_for(id("edge").as_str(), "own:ann", &text, Validity::days(1));
+    let of_before = of_before.unwrap().credentials().clone();
+
+    let mut reached = Reached { site, key, agent, own: first };
+    let open = reached.watch().await;
+    password("another-one");
+    reached.is_refused(open).await;
+    reached.own = of_before;
+    reached.watch().await;
+    reached.own = signed_in(&reached.site, "another-one").await;
+    reached.watch().await;
 }
 
 /// A token of somebody in a thousand groups is as large as a head may be; a certificate names those that give the

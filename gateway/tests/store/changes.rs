@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use gateway::store::{
     Store,
     batch::{Batch, Expect},
-    changes::{CHANGES_AT_ONCE, Change, Changes},
+    changes::{CHANGES_AT_ONCE, CHILDREN_DELETED, CHILDREN_GONE, Change, Changes, PARENT_DELETED},
     resources::{PAGE_ROWS, Stored},
 };
 use proptest::{
@@ -14,6 +14,7 @@ use proptest::{
     test_runner::{Config, TestRunner},
 };
 use serde_json::json;
+use sqlx::{AnyConnection, Connection as _, Row as _};
 
 use crate::place::{CLUSTERS, GROUP, GROUPS, Place, cluster, group, resource, since};
 
@@ -24,6 +25,7 @@ pub fn tests() -> Vec<(&'static str, crate::Test)> {
         what_is_forgotten_is_not_told_as_nothing,
         a_follower_knows_what_is_there,
         a_follower_misses_nothing_while_others_write,
+        deletions_below_one_cluster_are_read_by_its_keys,
     ]
 }
 
@@ -227,4 +229,67 @@ async fn a_follower_misses_nothing_while_others_write(place: Place) {
     writers.join_all().await;
     assert_eq!(follower.known, everything(&store).await);
     assert_eq!(follower.loads, 0);
+}
+
+/// The plan of a statement, as the database tells it.
+async fn plan(connection: &mut AnyConnection, sql: String, column: &str) -> String {
+    let rows = sqlx::raw_sql(sqlx::AssertSqlSafe(sql)).fetch_all(connection).await.unwrap();
+    rows.iter().map(|row| row.try_get::<String, _>(column).unwrap()).collect::<Vec<_>>().join("\n")
+}
+
+/// Agents that begin ask for all deletions that are remembered below their own cluster. Thousands begin at once after a
+/// restart, and each of them had every deletion of all clusters read.
+async fn deletions_below_one_cluster_are_read_by_its_keys(place: Place) {
+    const KIND: &str = "microsoft.kubernetesconfiguration/extensions";
+    const ALL: i64 = 20_000;
+    let store = place.with_group().await;
+    let parent = cluster("c7").key;
+    let others = parent.strip_suffix("c7").unwrap();
+    // Of 2,000 clusters ten each.
+    place
+        .sql(&format!(
+            "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {ALL}) \
+             INSERT INTO tombstones (revision, resource_key, kind) \
+             SELECT i, '{others}c' || (i % 2000) || '/providers/{KIND}/e' || i, '{KIND}' FROM n; \
+             INSERT INTO tombstones (revision, resource_key, kind) VALUES (10000, '{parent}', '{CLUSTERS}'); \
+             INSERT INTO tombstones (revision, resource_key, kind) VALUES (19000, '{parent}', 'another/kind'); \
+             UPDATE revisions SET revision = {ALL}; ANALYZE"
+        ))
+        .await;
+    let mut connection = place.connect().await;
+    let (from, to) = (format!("'{parent}/'"), format!("'{parent}0'"));
+    for (sql, types, values) in [
+        (CHILDREN_GONE, "bigint, bigint, text, text, text", vec!["0", "20000", "'KIND'", &from, &to]),
+        (CHILDREN_DELETED, "bigint, bigint, text, text, text", vec!["0", "20000", "'KIND'", &from, &to]),
+        (PARENT_DELETED, "bigint, text, text", vec!["0", &from, "'KIND'"]),
+    ] {
+        let values: Vec<String> = values.iter().map(|value| value.replace("KIND", KIND)).collect();
+        let plain = (1..).zip(&values).fold(sql.to_owned(), |sql, (n, value)| sql.replace(&format!("${n}"), value));
+        let plans = if place.is_sqlite {
+            vec![plan(&mut connection, format!("EXPLAIN QUERY PLAN {plain}"), "detail").await]
+        } else {
+            let generic =
+                format!("DEALLOCATE ALL; SET plan_cache_mode = force_generic_plan; PREPARE s ({types}) AS {sql}");
+            sqlx::raw_sql(sqlx::AssertSqlSafe(generic)).execute(&mut connection).await.unwrap();
+            let of_any = format!("EXPLAIN EXECUTE s ({})", values.join(", "));
+            vec![
+                plan(&mut connection, format!("EXPLAIN {plain}"), "QUERY PLAN").await,
+                plan(&mut connection, of_any, "QUERY PLAN").await,
+            ]
+        };
+        for plan in plans {
+            assert!(plan.contains("tombstones_by_kind"), "{sql}: {plan}");
+            for whole in ["Seq Scan on tombstones", "tombstones_pkey", "autoindex_tombstones", "SCAN t"] {
+                assert!(!plan.contains(whole), "{sql}: {plan}");
+            }
+        }
+    }
+    connection.close().await.unwrap();
+    // What went with a former cluster of the name is left out.
+    let page = store.changes_at(KIND, &parent, None, 100).await.unwrap();
+    let told: Vec<i64> = page.changes.iter().map(Change::revision).collect();
+    assert_eq!(told, [10_007, 12_007, 14_007, 16_007, 18_007]);
+    assert!(page.changes.iter().all(|change| change.key().starts_with(&format!("{parent}/"))));
+    let page = store.changes_at(KIND, &parent, Some(15_000), 100).await.unwrap();
+    assert_eq!(page.changes.iter().map(Change::revision).collect::<Vec<_>>(), [16_007, 18_007]);
 }

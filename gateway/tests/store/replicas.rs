@@ -49,6 +49,7 @@ pub fn tests() -> Vec<(&'static str, crate::Test)> {
         t12_a_superseded_replica_has_its_name_again_once_the_other_has_ended,
         t12_a_write_names_the_replicas_that_have_not_confirmed_it,
         t12_a_step_of_the_databases_clock_hides_no_replica_that_goes_on,
+        t12_a_replica_that_ended_before_a_start_is_named_and_not_waited_for,
         t12_a_database_without_the_last_writes_is_read_anew,
         t12_tunnels_that_the_database_lost_are_written_again,
         t12_a_replica_without_its_database_is_fenced_until_it_is_back,
@@ -519,6 +520,35 @@ async fn t12_a_step_of_the_databases_clock_hides_no_replica_that_goes_on(place: 
     until("a sees b", || names(&a.replicas().others()) == ["b"]).await;
     b.stop().await;
     until("b has left", || a.replicas().others().is_empty()).await;
+    a.stop().await;
+}
+
+/// For the 10 s of a lease after a start each write waited 2 s for the row of a replica that had ended long ago.
+async fn t12_a_replica_that_ended_before_a_start_is_named_and_not_waited_for(place: Place) {
+    let folder = tempfile::tempdir().unwrap();
+    let clocks = Clocks::new(&place).await;
+    Whole::start(folder.path(), "a", &place.url, None).await.stop().await;
+    let mut line = Line::new(&place.url).unwrap();
+    line.join("dead", "dead:8444", "1").await.unwrap();
+    place.sql("UPDATE replicas SET renewed_ms = renewed_ms - 3600000").await;
+    let a = Whole::start(folder.path(), "a", &place.url, Some(clocks.uptime())).await;
+    let revision = a.control().write(&puts("g")).await.unwrap().unwrap();
+    let waited = async |deadline: tokio::time::Instant| {
+        let names = a.replicas().unconfirmed(&a.control().store, revision, deadline).await;
+        (names, tokio::time::Instant::now() >= deadline)
+    };
+    // It might be the database's clock that was put forward: it is named until it would be fenced.
+    let far = || tokio::time::Instant::now() + LONG;
+    assert_eq!(waited(far()).await, (vec!["dead".to_owned()], false));
+    clocks.pass(&place, 31).await;
+    assert_eq!(waited(far()).await, (Vec::new(), false));
+    // One whose lease was seen to last is waited for, though by the database's clock it has ended.
+    let generation = line.join("late", "late:8444", "1").await.unwrap();
+    until("a sees it", || names(&a.replicas().others()) == ["late"]).await;
+    clocks.step(&place, 3600).await;
+    let soon = tokio::time::Instant::now() + Duration::from_millis(300);
+    assert_eq!(waited(soon).await, (vec!["late".to_owned()], true));
+    line.leave(start("late", generation)).await.unwrap();
     a.stop().await;
 }
 

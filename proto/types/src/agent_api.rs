@@ -380,8 +380,9 @@ pub const OBJECTS_AT_ONCE: u32 = 100;
 pub struct Objects {
     /// `after` of the next question.
     pub position: i64,
-    /// The object id of the identity of the cluster's resource: another one is another resource, also where it has the
-    /// same id. Absent: the gateway is older, or the cluster is one of its configuration.
+    /// The object id of the first identity of the cluster's resource, which stays where a new key gives it another one:
+    /// another one here is another resource, also where it has the same id. Absent: the gateway is older, or the cluster is
+    /// one of its configuration.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub identity: Option<String>,
     /// Whether this is the first page of all that is wanted, from the beginning. Such a page may follow any question. What

@@ -61,7 +61,7 @@ pub struct Wanted {
 /// at a gateway, because it is another one, or its database was restored.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Origin {
-    /// The object id of the identity of the cluster's resource; none of a gateway that does not say.
+    /// The object id of the first identity of the cluster's resource; none of a gateway that does not say.
     pub identity: Option<String>,
     /// The gateway's position when this generation came. What was deleted there before is another one of its name.
     pub position: i64,
