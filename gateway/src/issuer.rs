@@ -471,6 +471,11 @@ impl Issuer {
         &self.settings
     }
 
+    /// Its keys; the same value as long as they do not change.
+    pub fn keys(&self) -> Arc<Keys> {
+        self.state.keys()
+    }
+
     /// The key set as published: a JWKS document (RFC 7517 section 5).
     pub fn key_set(&self) -> serde_json::Value {
         self.state.keys().key_set()

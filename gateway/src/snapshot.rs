@@ -248,6 +248,12 @@ impl Snapshot {
         if same { Ok(()) } else { Err(DenialReason::OtherIdentity) }
     }
 
+    /// Whether tokens are verified by the same issuers as in another snapshot, and the built-in issuer is as it was.
+    pub fn has_keys_of(&self, other: &Self) -> bool {
+        let accounts = |snapshot: &Self| snapshot.accounts.as_ref().map(Arc::as_ptr);
+        Arc::ptr_eq(&self.verifier, &other.verifier) && accounts(self) == accounts(other)
+    }
+
     /// Whether an issuer of this name is configured.
     pub fn has_issuer(&self, name: &str) -> bool {
         self.issuers.iter().any(|known| known.name == name)
@@ -306,7 +312,15 @@ impl Snapshots {
 
     fn change(&self, next: impl FnOnce(&Snapshot) -> Snapshot) {
         let _alone = self.replacing.lock().unwrap_or_else(PoisonError::into_inner);
-        self.current.store(Arc::new(next(&self.load())));
+        let (old, next) = (self.load(), next(&self.load()));
+        // Before anything is decided by them: a key that was revoked must verify nothing, and asking for the keys takes
+        // time.
+        if let Some(accounts) = &next.accounts
+            && !next.has_keys_of(&old)
+        {
+            accounts.give_keys(&next.verifier);
+        }
+        self.current.store(Arc::new(next));
         self.generation.send_modify(|generation| *generation += 1);
     }
 

@@ -79,7 +79,7 @@ impl Call<'_> {
         let Some(credential) = &self.judged.credential else { return Ok(()) };
         let refuse = |error: AuthenticateError| refused(self.control, &error);
         // The signature is checked again only where keys, issuers or accounts may have changed.
-        if !Arc::ptr_eq(&now.verifier, &self.snapshot().verifier) {
+        if !now.has_keys_of(self.snapshot()) {
             let verified = credential.verify_for_api(&now.verifier, &self.control.settings.url, SystemTime::now());
             verified.await.map_err(refuse)?;
         }

@@ -253,6 +253,50 @@ async fn its_replaced_and_revoked_keys_end_at_verifiers() {
     verifier.verify(&mint().await, &audience, now).await.unwrap();
 }
 
+/// The gateway's own verifier goes by the keys that the issuer has, also one that is made anew, and asks nobody.
+#[tokio::test]
+async fn revoked_key_verifies_nothing_at_its_own_gateway_once_the_issuer_knows() {
+    use auth::token::{Fetch, Issuer as Trusted, RawIssuer, TokenError, Verifier, testing::MemoryFetch};
+
+    use crate::{
+        accounts::Accounts,
+        config::Dynamic,
+        snapshot::{Snapshot, Snapshots, follow_accounts},
+    };
+    let f = fixture().await;
+    let url = f.issuer.settings().url.clone();
+    let audience = CLUSTER.parse::<ClusterId>().unwrap().audience();
+    // It answers nothing.
+    let fetch = MemoryFetch::new();
+    let dynamic: Arc<dyn Fetch> = fetch.clone();
+    let verifier = || {
+        let trusted = Trusted::try_from(RawIssuer::new("built-in", &url)).unwrap();
+        Arc::new(Verifier::with_fetch(vec![trusted], &dynamic))
+    };
+    let first = token(&f.issuer, "ann", "secret", "").await.1["access_token"].as_str().unwrap().to_owned();
+    let old = f.issuer.documents.keys().await.unwrap();
+    let Fixture { issuer, dir: _dir } = f;
+    let issuer = Arc::new(issuer);
+    let snapshots = Arc::new(Snapshots::new(Snapshot::new(&Dynamic::default(), verifier())));
+    snapshots.set_accounts(Arc::new(Accounts::of(Arc::clone(&issuer))));
+    let verify = async || snapshots.load().verifier.verify(&first, &audience, SystemTime::now()).await.map(drop);
+    verify().await.unwrap();
+    let shutdown = Shutdown::new();
+    let following = tokio::spawn(follow_accounts(Arc::clone(&snapshots), shutdown.clone()));
+    let mut changes = snapshots.watch();
+    changes.mark_unchanged();
+    issuer.documents.revoke_key(old.newest()).await.unwrap();
+    issuer.catch_up().await.unwrap();
+    tokio::time::timeout(Duration::from_secs(60), changes.changed()).await.unwrap().unwrap();
+    assert_eq!(verify().await.unwrap_err(), TokenError::UnknownKey);
+    shutdown.close();
+    following.await.unwrap();
+    snapshots.replace(Snapshot::new(&Dynamic::default(), verifier()));
+    verify().await.unwrap_err();
+    let second = token(&issuer, "ann", "secret", "").await.1["access_token"].as_str().unwrap().to_owned();
+    snapshots.load().verifier.verify(&second, &audience, SystemTime::now()).await.unwrap();
+}
+
 #[tokio::test]
 async fn its_tokens_verify_against_pinned_keys_and_through_rotations() {
     use auth::token::{Fetch, Issuer as Trusted, RawIssuer, Verifier, testing::MemoryFetch};

@@ -168,6 +168,18 @@ impl Verifier {
         each.map(|(kept, keys)| keys.learn(kept.ok_or(KeySetError::Shape)?)).fold(Ok(()), Result::and)
     }
 
+    /// Takes the keys that the issuer at `url` publishes now, where they are at hand without asking it: a JWKS document,
+    /// and the newest that there is. A key that is revoked in it verifies nothing from now on. Nothing happens where the
+    /// issuer's keys come from a file, or it is none of this verifier's.
+    ///
+    /// # Errors
+    /// When it is no key set.
+    pub fn take_keys(&self, url: &str, published: &Value) -> Result<(), KeySetError> {
+        let set = jwk::KeySet::read(published.to_string().as_bytes())?;
+        self.issuers.iter().filter(|issuer| issuer.keys.url() == url).for_each(|issuer| issuer.keys.take(set.clone()));
+        Ok(())
+    }
+
     /// Whether a kept text has everything that [`Self::learned`] has.
     pub fn is_kept(&self, kept: &str) -> bool {
         let kept = types::json::object(kept.as_bytes()).unwrap_or_default();

@@ -320,6 +320,18 @@ impl KeySet {
         Ok(this)
     }
 
+    /// Adds the keys and statements of a set that is believed first: none of its keys that verify nothing stays.
+    pub(super) fn add(&mut self, first: &Self) {
+        let has = |keys: &[Arc<Key>], key: &Key| keys.iter().any(|known| known.thumbprint == key.thumbprint);
+        self.keys.retain(|key| !has(&first.keys, key) && !has(&first.former, key));
+        self.keys.splice(..0, first.keys.iter().cloned());
+        let former: Vec<_> = first.former.iter().filter(|key| !has(&self.former, key)).cloned().collect();
+        self.former.extend(former);
+        let statements: Vec<_> =
+            first.statements.iter().filter(|text| !self.statements.contains(text)).cloned().collect();
+        self.statements.extend(statements);
+    }
+
     pub(super) fn leave_out(&mut self, why: JwkError) {
         self.left_out = (self.left_out.0 + 1, Some(why));
     }

@@ -12,6 +12,8 @@
 //! - Pinned: keys are accepted from the start or because the newest accepted one vouches for them ([`chain`]); whoever
 //!   answers at the issuer's address can withhold keys but not bring its own. What was learned can be kept
 //!   ([`IssuerKeys::learned`]) and given to the next process ([`IssuerKeys::learn`]).
+//! - Whoever has the issuer in the same process gives its keys as they change ([`IssuerKeys::take`]). What is fetched is
+//!   added to them: who answers at the issuer's address may be another gateway that does not have them yet.
 //! - A replaced key verifies tokens until the last one that it signed has expired, a revoked key none.
 
 mod chain;
@@ -91,7 +93,7 @@ struct Snapshot {
     set: KeySet,
     read: Instant,
     generation: u64,
-    /// Whether the issuer was asked: not so for keys from a file.
+    /// Whether the issuer said so: not so for keys from a file.
     fetched: bool,
 }
 
@@ -106,6 +108,8 @@ pub(super) struct Found {
 }
 
 struct State {
+    /// What the issuer itself gave last.
+    given: Option<KeySet>,
     in_flight: Option<Shared<Boxed<()>>>,
     next_attempt: Instant,
     /// Fetches that were allowed at once, and since when they are counted.
@@ -152,6 +156,7 @@ impl IssuerKeys {
             learning,
             current: ArcSwapOption::new(snapshot),
             state: Mutex::new(State {
+                given: None,
                 in_flight: None,
                 next_attempt: now,
                 at_once: (0, now),
@@ -254,12 +259,12 @@ impl IssuerKeys {
         if self.0.chain.is_none() {
             return Ok(());
         }
-        let _state = self.0.state();
+        let state = self.0.state();
         let Some(current) = self.0.current.load_full() else { return Ok(()) };
         let new = |key: &Arc<Key>| !kept.keys.iter().any(|known| known.thumbprint == key.thumbprint);
         let more: Vec<_> = current.set.keys.iter().filter(|key| new(key)).cloned().collect();
         kept.keys.extend(more);
-        let set = self.0.accept(kept);
+        let set = self.0.accept(state.given.as_ref(), kept);
         if !current.set.same(&set) {
             let generation = current.generation + 1;
             self.0.current.store(Some(Arc::new(Snapshot {
@@ -270,6 +275,20 @@ impl IssuerKeys {
             })));
         }
         Ok(())
+    }
+
+    /// Takes the keys that the issuer publishes now, from the issuer itself. They count at once.
+    pub(super) fn take(&self, published: KeySet) {
+        if self.0.fetch.is_none() {
+            return;
+        }
+        let mut state = self.0.state();
+        state.given = Some(published.clone());
+        let set = self.0.accept(None, published);
+        let current = self.0.current.load();
+        let changed = current.as_ref().is_none_or(|current| !current.set.same(&set));
+        let generation = current.as_ref().map_or(1, |current| current.generation + u64::from(changed));
+        self.0.current.store(Some(Arc::new(Snapshot { set, read: Instant::now(), generation, fetched: true })));
     }
 
     /// Only who began it waits, and not for long: the keys at hand serve.
@@ -372,7 +391,7 @@ impl Inner {
 
     fn finish(&self, result: Result<KeySet, FetchError>) {
         let mut state = self.state();
-        let result = result.map(|set| self.accept(set));
+        let result = result.map(|set| self.accept(state.given.as_ref(), set));
         let now = Instant::now();
         state.in_flight = None;
         match result {
@@ -404,9 +423,12 @@ impl Inner {
         }
     }
 
-    /// What of a set is accepted: all of it, or, where keys are pinned, what is pinned or follows a pinned key. Called
-    /// with the state locked, so that no older decision replaces a newer one.
-    fn accept(&self, set: KeySet) -> KeySet {
+    /// What of a set is accepted: all of it, or, where keys are pinned, what is pinned or follows a pinned key; with what
+    /// the issuer itself gave. Called with the state locked, so that no older decision replaces a newer one.
+    fn accept(&self, given: Option<&KeySet>, mut set: KeySet) -> KeySet {
+        if let Some(given) = given {
+            set.add(given);
+        }
         let Some(chain) = &self.chain else { return Chain::judge(set) };
         let mut chain = lock(chain);
         let before = chain.version();

@@ -441,6 +441,40 @@ async fn token_that_was_verified_before_is_refused_once_its_key_is_revoked() {
     }
 }
 
+/// A gateway verified tokens of a revoked key until it asked for the keys, though its own issuer had the new ones.
+#[tokio::test(start_paused = true)]
+async fn keys_that_the_issuer_gives_count_at_once_and_an_older_set_takes_nothing_back() {
+    let first = TestIssuer::new(URL);
+    let second = next(&first, "k2");
+    let now = SystemTime::now();
+    let token = first.token("ann", &[], AUD, now);
+    let mut listed = attested(&second);
+    listed["towline_ended"] = json!([second.key().end(first.key(), 0)]);
+    let mut apart = listed.clone();
+    let revoked = apart["keys"].as_array_mut().unwrap().remove(1);
+    apart["towline_former"] = json!([revoked]);
+    let sites = || [pinned(&first), Fetched { issuer: first.clone(), ..fetched(|_| {}) }];
+    for (given, site) in [&listed, &apart].into_iter().flat_map(|given| sites().map(|site| (given, site))) {
+        site.fetch.publish(&first);
+        site.verifier.verify(&token, AUD, now).await.unwrap();
+        let asked = site.fetch.fetches();
+        site.verifier.take_keys("https://other.test", given).unwrap();
+        site.verifier.verify(&token, AUD, now).await.unwrap();
+        site.verifier.take_keys(URL, given).unwrap();
+        site.verify_by(&second, "ann").await.unwrap();
+        assert_eq!(site.fetch.fetches(), asked, "nobody is asked");
+        for _ in 0..2 {
+            assert_eq!(site.verifier.verify(&token, AUD, now).await.unwrap_err(), TokenError::UnknownKey);
+            site.verify_by(&second, "ann").await.unwrap();
+            // Whoever answers at the address does not have them yet.
+            tokio::time::advance(REFETCH).await;
+            assert!(site.verifier.probe().await.iter().all(|probe| probe.keys.is_ok()));
+        }
+        assert!(site.fetch.fetches() > asked);
+        assert!(site.verifier.take_keys(URL, &json!({})).is_err());
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn older_key_set_or_a_withheld_statement_revokes_nothing_back() {
     let first = TestIssuer::new(URL);
