@@ -389,7 +389,12 @@ fn checked(config: &Config, file: &std::path::Path) -> ExitCode {
     if let Err(error) = runtime.block_on(checks::all(config)) {
         return fail(BAD_CONFIG, &error);
     }
-    for warning in runtime.block_on(renew::warnings(config, std::time::SystemTime::now())) {
+    let warnings = runtime.block_on(async {
+        let mut all = renew::warnings(config, std::time::SystemTime::now()).await;
+        all.extend(crate::replicas::warning(config).await);
+        all
+    });
+    for warning in warnings {
         let _ = writeln!(std::io::stderr(), "towline-gateway: warning: {warning}");
     }
     say(&format!("{}: no faults", file.display()))

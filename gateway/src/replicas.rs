@@ -33,7 +33,10 @@ use types::ids::ClusterKey;
 
 use self::holders::{Count, Holders, Number};
 use crate::{
-    config::replicas::Replicas as Settings,
+    config::{
+        Config,
+        replicas::{Replicas as Settings, STALE_FOR},
+    },
     store::{
         Store,
         replicas::{Applied, Unrenewed},
@@ -62,6 +65,8 @@ pub struct Replica {
     pub address: String,
     /// The version of its program.
     pub version: String,
+    /// How long it goes on once its lease has ended; `None` where it does not say.
+    pub stale_for: Option<Duration>,
     number: Number,
     applied: AtomicI64,
     /// When its lease was renewed last, by the database's clock.
@@ -123,8 +128,10 @@ pub struct Seen {
     pub renewed_ms: i64,
     /// Whether its lease has not ended, by the same clock.
     pub alive: bool,
-    /// Whether that is so, or the lease ended less than `stale_for` ago and was not given back.
+    /// Whether that is so, or the lease ended less than its `stale_for` ago and was not given back.
     pub serves: bool,
+    /// How long it goes on once its lease has ended; `None` where it does not say.
+    pub stale_for: Option<Duration>,
 }
 
 /// Time since the machine started, which goes on while it is suspended. Tests bring their own.
@@ -380,11 +387,20 @@ impl Replicas {
             let same = known.iter().find(|known| known.name == row.name && known.generation == row.generation);
             let replica = same.map(Arc::clone).unwrap_or_else(|| {
                 *next += 1;
+                if let Some(theirs) = row.stale_for.filter(|theirs| *theirs != self.settings.stale_for) {
+                    tracing::warn!(
+                        replica = row.name,
+                        ?theirs,
+                        own = ?self.settings.stale_for,
+                        "a replica has another [replicas] stale_for: it is to be the same at all"
+                    );
+                }
                 Arc::new(Replica {
                     name: row.name.clone(),
                     generation: row.generation,
                     address: row.address.clone(),
                     version: row.version.clone(),
+                    stale_for: row.stale_for,
                     number: *next,
                     applied: AtomicI64::new(row.applied),
                     renewed: AtomicI64::new(row.renewed_ms),
@@ -457,11 +473,29 @@ impl Replicas {
         (self.uptime)().saturating_sub(Duration::from_millis(replica.renewal_seen.load(Ordering::Acquire)))
     }
 
-    /// The rows of other replicas that were not seen to be renewed for `after`, by the own uptime: a step of the
-    /// database's clock makes none of them old.
-    pub fn unrenewed(&self, after: Duration) -> Vec<Unrenewed> {
+    /// How long a replica may serve from a renewal of its lease on, by what it says of itself. One of an older program
+    /// does not say: most likely it has what this one has, or nothing is configured; the longer of both, for a replica that
+    /// is named as unconfirmed too long is a nuisance, and one that is not named serves what was withdrawn.
+    pub fn serves_for(&self, stale_for: Option<Duration>) -> Duration {
+        LEASE.saturating_add(stale_for.unwrap_or_else(|| self.stale_for_unknown()))
+    }
+
+    fn stale_for_unknown(&self) -> Duration {
+        self.settings.stale_for.max(STALE_FOR)
+    }
+
+    /// The names of living replicas whose `stale_for` is another one.
+    pub fn others_than(&self, stale_for: Duration) -> Vec<String> {
+        let others = self.others();
+        let other = |replica: &&Arc<Replica>| replica.stale_for.is_some_and(|theirs| theirs != stale_for);
+        others.iter().filter(other).map(|replica| replica.name.clone()).collect()
+    }
+
+    /// The rows of other replicas that were not seen to be renewed for as long as `after` says, by the own uptime: a step
+    /// of the database's clock makes none of them old.
+    pub fn unrenewed(&self, after: impl Fn(&Replica) -> Duration) -> Vec<Unrenewed> {
         let known = self.known.load();
-        let old = known.iter().filter(|replica| self.unrenewed_for(replica) >= after);
+        let old = known.iter().filter(|replica| self.unrenewed_for(replica) >= after(replica));
         let unrenewed = |replica: &Arc<Replica>| Unrenewed {
             name: replica.name.clone(),
             generation: replica.generation,
@@ -472,22 +506,22 @@ impl Replicas {
 
     /// Waits until every other replica whose lease lasts has applied a revision, at most until `deadline`. The names of
     /// those that have not told so by then, and of those that cannot read it and may go on with what they know
-    /// (`stale_for`, which replicas have alike). One that ended or gave its lease back meanwhile is not among them.
+    /// (the `stale_for` of each). One that ended or gave its lease back meanwhile is not among them.
     ///
     /// A lease lasts where the database's clock says so, and also where the own uptime does: after a step of that clock
     /// the row of a replica that cannot reach the database looks old, while the replica goes on. The own uptime says nothing
     /// of a lease that had ended when this process began: nobody waits for such a replica, which would renew its lease if it
     /// could confirm anything. It is named until it is fenced by the own uptime too.
     pub async fn unconfirmed(&self, store: &Store, revision: i64, deadline: Instant) -> Vec<String> {
-        let stale_for = self.settings().stale_for;
-        let serves = LEASE.saturating_add(stale_for);
-        let applied = || store.applied_by_replicas(LEASE, stale_for);
+        let applied = || store.applied_by_replicas(LEASE, self.stale_for_unknown());
         // The rows and not what is in memory: a replica that started a moment ago may not be known here yet. One that
         // starts after this reads the store only then.
         let Ok(Ok(rows)) = tokio::time::timeout_at(deadline, applied()).await else {
             let known = self.known.load();
-            let may_serve = known.iter().filter(|replica| replica.has_lease() || self.unrenewed_for(replica) < serves);
-            return may_serve.map(|replica| replica.name.clone()).collect();
+            let may_serve = |replica: &&Arc<Replica>| {
+                replica.has_lease() || self.unrenewed_for(replica) < self.serves_for(replica.stale_for)
+            };
+            return known.iter().filter(may_serve).map(|replica| replica.name.clone()).collect();
         };
         let mut progress = self.progress.subscribe();
         let (mut waiting, mut unconfirmed) = (Vec::new(), Vec::new());
@@ -495,7 +529,7 @@ impl Replicas {
             let (since, had_lease) = self.since_renewal(&row);
             if row.alive || (had_lease && since < LEASE) {
                 waiting.push(Waiting { name: row.name, generation: row.generation, was_known: false });
-            } else if row.serves || since < serves {
+            } else if row.serves || since < self.serves_for(row.stale_for) {
                 unconfirmed.push(row.name);
             }
         }
@@ -558,6 +592,22 @@ struct Waiting {
     was_known: bool,
 }
 
+/// A warning where replicas that run have another `stale_for` than a configuration. Nothing where they cannot be asked,
+/// which others find.
+pub async fn warning(config: &Config) -> Option<String> {
+    let (own, api) = (config.replicas.as_ref()?, config.api.as_ref()?);
+    let store = Store::open_to_read(&api.store.url()).await.ok()??;
+    let rows = store.applied_by_replicas(LEASE, STALE_FOR).await;
+    store.close().await;
+    let other = |row: &Applied| {
+        row.alive && row.name != own.name && row.stale_for.is_some_and(|theirs| theirs != own.stale_for)
+    };
+    let names: Vec<String> = rows.ok()?.into_iter().filter(other).map(|row| row.name).collect();
+    (!names.is_empty()).then(|| {
+        format!("replicas.stale_for: {} have another one than here; it is to be the same at all", names.join(", "))
+    })
+}
+
 fn milliseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
@@ -581,7 +631,8 @@ mod tests {
 
     fn seen(name: &str, generation: i64, renewed_ms: i64, alive: bool) -> Seen {
         let (address, version) = (format!("{name}:8444"), "1.0.0".to_owned());
-        Seen { name: name.to_owned(), generation, address, version, applied: 1, renewed_ms, alive, serves: alive }
+        let (name, stale_for) = (name.to_owned(), Some(Duration::ZERO));
+        Seen { name, generation, address, version, applied: 1, renewed_ms, alive, serves: alive, stale_for }
     }
 
     fn key(name: &str) -> ClusterKey {
@@ -696,6 +747,24 @@ mod tests {
     }
 
     #[test]
+    fn t12_a_replica_serves_for_as_long_as_it_says_itself() {
+        let minutes = |minutes: u64| Duration::from_secs(60 * minutes);
+        for (own, told, serves) in [
+            (minutes(0), Some(minutes(10)), minutes(10)),
+            (minutes(10), Some(minutes(0)), minutes(0)),
+            // It does not say: the safe one.
+            (minutes(0), None, STALE_FOR),
+            (minutes(10), None, minutes(10)),
+        ] {
+            let replicas = Replicas::new(settings(own), None);
+            assert_eq!(replicas.serves_for(told), LEASE + serves, "{own:?} {told:?}");
+            replicas.learn(&[Seen { stale_for: told, ..seen("b", 1, 1, true) }]);
+            let differs = told.is_some_and(|told| told != own);
+            assert_eq!(replicas.others_than(own), if differs { vec!["b".to_owned()] } else { Vec::new() });
+        }
+    }
+
+    #[test]
     fn t12_rows_are_old_by_the_own_uptime_whatever_the_databases_clock_says() {
         let now = Arc::new(AtomicU64::new(1_000_000));
         let clock = Arc::clone(&now);
@@ -704,7 +773,7 @@ mod tests {
         let after = Duration::from_secs(600);
         let old = |rows: &[Seen]| {
             replicas.learn(rows);
-            replicas.unrenewed(after).into_iter().map(|row| (row.name, row.renewed_ms)).collect::<Vec<_>>()
+            replicas.unrenewed(|_| after).into_iter().map(|row| (row.name, row.renewed_ms)).collect::<Vec<_>>()
         };
         // By the database's clock the lease of b has ended long ago.
         assert_eq!(old(&[seen("b", 1, 5, false)]), []);

@@ -156,8 +156,8 @@ impl Keeper {
             self.figures();
             if swept.elapsed() > SWEEP_EVERY && self.is_first() {
                 swept = Instant::now();
-                let serves = LEASE.saturating_add(self.replicas.settings().stale_for);
-                let old = self.replicas.unrenewed(serves.saturating_add(KEEP_ENDED));
+                let serves = |replica: &Replica| self.replicas.serves_for(replica.stale_for);
+                let old = self.replicas.unrenewed(|replica| serves(replica).saturating_add(KEEP_ENDED));
                 if let Err(error) = line.sweep(&old).await {
                     tracing::debug!(%error, "rows of replicas that have ended cannot be deleted");
                 }
@@ -203,7 +203,8 @@ impl Keeper {
         let replicas = &self.replicas;
         if replicas.generation() == 0 {
             let address = replicas.settings().address.clone().unwrap_or_default();
-            let generation = line.join(replicas.name(), &address, env!("CARGO_PKG_VERSION")).await?;
+            let stale_for = replicas.settings().stale_for;
+            let generation = line.join(replicas.name(), &address, env!("CARGO_PKG_VERSION"), stale_for).await?;
             replicas.begun(generation);
             // Everything is told anew, for the start before took its rows along.
             self.tunnels.share();
@@ -268,8 +269,7 @@ impl Keeper {
 
     fn learn(&self, renewal: &Renewal, calls: &Calls) {
         let others = renewal.rows.iter().filter(|row| row.name != self.replicas.name());
-        let serves = LEASE.saturating_add(self.replicas.settings().stale_for);
-        let rows: Vec<Seen> = others.map(|row| seen(row, serves)).collect();
+        let rows: Vec<Seen> = others.map(|row| seen(row, self.replicas.serves_for(row.stale_for))).collect();
         self.replicas.learn(&rows);
         for replica in self.replicas.known().iter() {
             let row = renewal.rows.iter().find(|row| row.name == replica.name && row.generation == replica.generation);
@@ -531,5 +531,6 @@ fn seen(row: &Row, serves: Duration) -> Seen {
         renewed_ms: row.renewed_ms,
         alive: row.alive,
         serves: row.alive || u128::from(row.age_ms.unsigned_abs()) < serves.as_millis(),
+        stale_for: row.stale_for,
     }
 }

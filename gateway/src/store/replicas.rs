@@ -46,7 +46,10 @@ fn lasts(lease: &str) -> String {
     format!("abs({NOW} - r.renewed_ms) < {lease}")
 }
 
-/// What is read of a row `r`.
+/// What the start that has a row `r` said of how long it goes on once its lease has ended; nothing, of an older program.
+const STALE: &str = "CASE WHEN r.stale_of = r.generation THEN r.stale_ms END";
+
+/// What is read of a row `r`, also where [`STALE`] cannot be: in the tables of an older program.
 fn columns(lease: &str) -> String {
     let lasts = lasts(lease);
     format!(
@@ -80,6 +83,8 @@ pub struct Row {
     pub forgotten: i64,
     /// Whether its lease lasts.
     pub alive: bool,
+    /// How long it goes on once its lease has ended; `None` where it does not say, or was not asked.
+    pub stale_for: Option<Duration>,
 }
 
 impl Row {
@@ -250,22 +255,31 @@ impl Line {
         }
     }
 
-    /// Takes the row of a name for a new start. The generation of this start: higher than that of any before it. What
-    /// the start before had is gone.
+    /// Takes the row of a name for a new start, which goes on for `stale_for` once its lease has ended. The generation of
+    /// this start: higher than that of any before it. What the start before had is gone.
     ///
     /// # Errors
     /// When the database cannot be reached or written.
-    pub async fn join(&mut self, name: &str, address: &str, version: &str) -> Result<i64, StoreError> {
+    pub async fn join(
+        &mut self,
+        name: &str,
+        address: &str,
+        version: &str,
+        stale_for: Duration,
+    ) -> Result<i64, StoreError> {
         // A statement of its own before the rows of the start before are deleted: from then on that start writes none.
         let sql = format!(
             "INSERT INTO replicas AS r \
-             (name, generation, address, version, started_ms, renewed_ms, applied, changed, forgotten) \
-             VALUES ($1, {NOW}, $2, $3, {NOW}, {NOW}, 0, 0, 0) ON CONFLICT (name) DO UPDATE \
+             (name, generation, address, version, started_ms, renewed_ms, applied, changed, forgotten, stale_ms, stale_of) \
+             SELECT $1::text, n.ms, $2::text, $3::text, n.ms, n.ms, 0, 0, 0, $4::bigint, n.ms FROM (SELECT {NOW} AS ms) AS n \
+             ON CONFLICT (name) DO UPDATE \
              SET generation = greatest(r.generation + 1, excluded.generation), address = excluded.address, \
              version = excluded.version, started_ms = excluded.started_ms, renewed_ms = excluded.renewed_ms, \
-             applied = 0, changed = 0, forgotten = 0 RETURNING generation"
+             applied = 0, changed = 0, forgotten = 0, stale_ms = excluded.stale_ms, \
+             stale_of = greatest(r.generation + 1, excluded.generation) RETURNING generation"
         );
-        let rows = self.ask(&sql, &[Bind::Text(name), Bind::Text(address), Bind::Text(version)]).await?;
+        let stale = Bind::Number(milliseconds(stale_for));
+        let rows = self.ask(&sql, &[Bind::Text(name), Bind::Text(address), Bind::Text(version), stale]).await?;
         let generation: i64 = rows.first().ok_or(sqlx::Error::RowNotFound)?.try_get(0)?;
         let sql = "WITH gone AS (DELETE FROM tunnels WHERE replica = $1 AND EXISTS \
                    (SELECT 1 FROM replicas WHERE name = $1 AND generation = $2)) SELECT count(pg_notify($3, 'look'))";
@@ -282,11 +296,11 @@ impl Line {
             "WITH own AS (UPDATE replicas SET renewed_ms = {NOW}, applied = greatest(applied, $4) \
              WHERE name = $1 AND generation = $2 RETURNING name) \
              SELECT (SELECT count(*) FROM own) AS renewed, v.revision, \
-             (SELECT coalesce(sum(version), 0)::bigint FROM documents) AS documents, {} \
+             (SELECT coalesce(sum(version), 0)::bigint FROM documents) AS documents, {STALE} AS stale_ms, {} \
              FROM revisions v LEFT JOIN replicas r ON true ORDER BY r.name LIMIT $5",
             columns("$3")
         );
-        let lease = i64::try_from(lease.as_millis()).unwrap_or(i64::MAX);
+        let lease = milliseconds(lease);
         let binds = [
             Bind::Text(start.name),
             Bind::Number(start.generation),
@@ -425,6 +439,14 @@ impl Line {
     }
 }
 
+fn milliseconds(time: Duration) -> i64 {
+    i64::try_from(time.as_millis()).unwrap_or(i64::MAX)
+}
+
+fn stale_for(milliseconds: Option<i64>) -> Option<Duration> {
+    milliseconds.and_then(|ms| u64::try_from(ms).ok()).map(Duration::from_millis)
+}
+
 fn row(row: &AnyRow) -> Result<Row, StoreError> {
     Ok(Row {
         name: row.try_get("name")?,
@@ -438,6 +460,7 @@ fn row(row: &AnyRow) -> Result<Row, StoreError> {
         forgotten: row.try_get("forgotten")?,
         alive: row.try_get::<i64, _>("alive")? == 1,
         age_ms: row.try_get("age_ms")?,
+        stale_for: stale_for(row.try_get("stale_ms").unwrap_or(None)),
     })
 }
 
@@ -504,6 +527,8 @@ pub struct Applied {
     pub alive: bool,
     /// Whether that is so, or the lease ended so lately that it may go on with what it knows.
     pub serves: bool,
+    /// How long it goes on once its lease has ended; `None` where it does not say.
+    pub stale_for: Option<Duration>,
 }
 
 /// A row of a replica that is old, as it was when that was found.
@@ -530,22 +555,19 @@ pub struct Overview {
 
 impl Store {
     /// What all replicas have applied whose rows are there, and which of them may answer users by the database's clock:
-    /// those whose leases last, and those whose leases ended no longer than `stale` ago, for they go on with what they
-    /// know.
+    /// those whose leases last, and those whose leases ended so lately that they go on with what they know. `stale`: how
+    /// long one does that which does not say.
     ///
     /// # Errors
     /// When the database cannot be read.
     pub async fn applied_by_replicas(&self, lease: Duration, stale: Duration) -> Result<Vec<Applied>, StoreError> {
-        let (alive, serves) = (lasts("$1"), lasts("$2"));
+        let (alive, serves) = (lasts("$1"), lasts(&format!("$1 + coalesce({STALE}, $2)")));
         let sql = format!(
             "SELECT name, generation, applied, renewed_ms, CASE WHEN {alive} THEN 1 ELSE 0 END::bigint, \
-             CASE WHEN {serves} THEN 1 ELSE 0 END::bigint FROM replicas r ORDER BY name LIMIT $3"
+             CASE WHEN {serves} THEN 1 ELSE 0 END::bigint, {STALE} FROM replicas r ORDER BY name LIMIT $3"
         );
-        let milliseconds = |time: Duration| i64::try_from(time.as_millis()).unwrap_or(i64::MAX);
-        let query = sqlx::query(sqlx::AssertSqlSafe(sql))
-            .bind(milliseconds(lease))
-            .bind(milliseconds(lease.saturating_add(stale)))
-            .bind(MOST_ROWS);
+        let query =
+            sqlx::query(sqlx::AssertSqlSafe(sql)).bind(milliseconds(lease)).bind(milliseconds(stale)).bind(MOST_ROWS);
         let applied = |row: &AnyRow| {
             Ok(Applied {
                 name: row.try_get(0)?,
@@ -554,6 +576,7 @@ impl Store {
                 renewed_ms: row.try_get(3)?,
                 alive: row.try_get::<i64, _>(4)? == 1,
                 serves: row.try_get::<i64, _>(5)? == 1,
+                stale_for: stale_for(row.try_get(6)?),
             })
         };
         query.fetch_all(&self.readers).await?.iter().map(applied).collect()
@@ -566,7 +589,7 @@ impl Store {
     pub async fn replicas_overview(&self, lease: Duration) -> Result<Overview, StoreError> {
         let mut overview = Overview { rows: Vec::new(), revision: self.revision().await?, tunnels: Vec::new() };
         let sql = format!("SELECT {} FROM replicas r ORDER BY r.name", columns("$1"));
-        let lease = i64::try_from(lease.as_millis()).unwrap_or(i64::MAX);
+        let lease = milliseconds(lease);
         for found in sqlx::query(sqlx::AssertSqlSafe(sql)).bind(lease).fetch_all(&self.readers).await? {
             overview.rows.push(row(&found)?);
         }

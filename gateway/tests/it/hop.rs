@@ -140,6 +140,7 @@ impl Site {
             renewed_ms: self.renewals,
             alive: names.contains(&knows(world).name()),
             serves: serving.contains(&knows(world).name()),
+            stale_for: None,
         };
         for world in &self.replicas {
             let others = self.replicas.iter().filter(|other| !std::ptr::eq(*other, world));

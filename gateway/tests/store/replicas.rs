@@ -39,6 +39,7 @@ use crate::place::{Place, cluster, group};
 pub fn tests() -> Vec<(&'static str, crate::Test)> {
     crate::tests![
         t12_a_lease_is_of_the_last_start_of_its_name,
+        t12_a_replica_goes_on_for_as_long_as_its_row_says,
         t12_tunnels_are_read_by_pages_and_then_only_what_has_changed,
         t12_what_ended_is_swept_and_what_left_is_gone_at_once,
         t12_what_one_replica_writes_the_others_hear,
@@ -94,6 +95,9 @@ fn key(name: &str) -> ClusterKey {
     id(name).key()
 }
 
+/// What replicas say that tests play.
+const STALE_FOR: Duration = Duration::from_secs(20);
+
 fn held(name: &str, users: u16, changed: i64) -> Held {
     Held { key: key(name), users, others: 0, changed }
 }
@@ -105,12 +109,12 @@ fn start(name: &str, generation: i64) -> Start<'_> {
 async fn t12_a_lease_is_of_the_last_start_of_its_name(place: Place) {
     place.open().await.close().await;
     let (mut first, mut second) = (Line::new(&place.url).unwrap(), Line::new(&place.url).unwrap());
-    let one = first.join("a", "10.0.0.1:8444", "1").await.unwrap();
+    let one = first.join("a", "10.0.0.1:8444", "1", STALE_FOR).await.unwrap();
     assert!(first.write_tunnels(start("a", one), 0, &[held("x", 1, 1)]).await.unwrap());
     let renewal = first.renew(start("a", one), 7, LEASE).await.unwrap();
     assert!(renewal.renewed && renewal.rows[0].alive && renewal.rows[0].changed == 1, "{renewal:?}");
 
-    let two = second.join("a", "10.0.0.2:8444", "2").await.unwrap();
+    let two = second.join("a", "10.0.0.2:8444", "2", STALE_FOR).await.unwrap();
     assert!(two > one);
     let renewal = first.renew(start("a", one), 8, LEASE).await.unwrap();
     assert!(!renewal.renewed && renewal.rows[0].generation == two, "{renewal:?}");
@@ -122,10 +126,36 @@ async fn t12_a_lease_is_of_the_last_start_of_its_name(place: Place) {
     assert!(second.renew(start("a", two), 9, LEASE).await.unwrap().renewed, "nobody gives back another's lease");
 }
 
+/// A replica judged by its own setting how long others go on.
+async fn t12_a_replica_goes_on_for_as_long_as_its_row_says(place: Place) {
+    let store = place.open().await;
+    let mut line = Line::new(&place.url).unwrap();
+    let minutes = |minutes: u64| Duration::from_secs(60 * minutes);
+    let a = line.join("a", "a:1", "1", minutes(10)).await.unwrap();
+    let rows = line.renew(start("a", a), 0, LEASE).await.unwrap().rows;
+    assert_eq!(rows[0].stale_for, Some(minutes(10)));
+    let a = line.join("a", "a:1", "1", minutes(30)).await.unwrap();
+    line.join("b", "b:1", "1", Duration::ZERO).await.unwrap();
+    place.sql("UPDATE replicas SET renewed_ms = renewed_ms - 1200000").await;
+    let serve = async |unknown| {
+        let rows = store.applied_by_replicas(LEASE, unknown).await.unwrap();
+        rows.into_iter().map(|row| (row.stale_for, row.serves)).collect::<Vec<_>>()
+    };
+    for unknown in [Duration::ZERO, minutes(60)] {
+        assert_eq!(serve(unknown).await, [(Some(minutes(30)), true), (Some(Duration::ZERO), false)]);
+    }
+    // A program that does not know the columns starts under the name.
+    place.sql("UPDATE replicas SET generation = generation + 1 WHERE name = 'a'").await;
+    assert_eq!(serve(Duration::ZERO).await[0], (None, false));
+    assert_eq!(serve(minutes(60)).await[0], (None, true));
+    assert_eq!(line.renew(start("a", a + 1), 0, LEASE).await.unwrap().rows[0].stale_for, None);
+    store.close().await;
+}
+
 async fn t12_tunnels_are_read_by_pages_and_then_only_what_has_changed(place: Place) {
     place.open().await.close().await;
     let mut line = Line::new(&place.url).unwrap();
-    let generation = line.join("a", "a:1", "1").await.unwrap();
+    let generation = line.join("a", "a:1", "1", STALE_FOR).await.unwrap();
     let own = start("a", generation);
     let many = i64::from(TUNNELS_AT_ONCE) + 5;
     let all: Vec<Held> = (1..=many).map(|n| held(&format!("c{n}"), 1, n)).collect();
@@ -148,8 +178,8 @@ async fn t12_tunnels_are_read_by_pages_and_then_only_what_has_changed(place: Pla
 async fn t12_what_ended_is_swept_and_what_left_is_gone_at_once(place: Place) {
     place.open().await.close().await;
     let mut line = Line::new(&place.url).unwrap();
-    let a = line.join("a", "a:1", "1").await.unwrap();
-    let b = line.join("b", "b:1", "1").await.unwrap();
+    let a = line.join("a", "a:1", "1", STALE_FOR).await.unwrap();
+    let b = line.join("b", "b:1", "1", STALE_FOR).await.unwrap();
     assert!(line.write_tunnels(start("b", b), 0, &[held("x", 1, 1)]).await.unwrap());
     place.sql("UPDATE replicas SET renewed_ms = renewed_ms - 60000 WHERE name = 'b'").await;
     let rows = line.renew(start("a", a), 0, LEASE).await.unwrap().rows;
@@ -173,7 +203,7 @@ async fn t12_what_one_replica_writes_the_others_hear(place: Place) {
     // What does not happen is not told.
     store.put(&group("g"), Expect::Absent).await.unwrap().unwrap_err();
     let mut line = Line::new(&place.url).unwrap();
-    let generation = line.join("a", "a:1", "1").await.unwrap();
+    let generation = line.join("a", "a:1", "1", STALE_FOR).await.unwrap();
     assert_eq!(ear.hear().await.unwrap(), Told::Look);
     line.tell(start("a", generation), 0, revision).await.unwrap();
     let told = Told::Replica { name: "a".to_owned(), generation, changed: 0, applied: revision };
@@ -474,7 +504,7 @@ impl Clocks {
         let mut look = tokio::time::interval(Duration::from_millis(10));
         loop {
             let rows = place.texts("SELECT renewed_ms::text FROM replicas WHERE name = 'b'").await;
-            let seen = gateway.replicas().unrenewed(Duration::ZERO);
+            let seen = gateway.replicas().unrenewed(|_| Duration::ZERO);
             if seen.iter().map(|row| row.renewed_ms.to_string()).eq(rows) {
                 return;
             }
@@ -529,7 +559,7 @@ async fn t12_a_replica_that_ended_before_a_start_is_named_and_not_waited_for(pla
     let clocks = Clocks::new(&place).await;
     Whole::start(folder.path(), "a", &place.url, None).await.stop().await;
     let mut line = Line::new(&place.url).unwrap();
-    line.join("dead", "dead:8444", "1").await.unwrap();
+    line.join("dead", "dead:8444", "1", STALE_FOR).await.unwrap();
     place.sql("UPDATE replicas SET renewed_ms = renewed_ms - 3600000").await;
     let a = Whole::start(folder.path(), "a", &place.url, Some(clocks.uptime())).await;
     let revision = a.control().write(&puts("g")).await.unwrap().unwrap();
@@ -543,7 +573,7 @@ async fn t12_a_replica_that_ended_before_a_start_is_named_and_not_waited_for(pla
     clocks.pass(&place, 31).await;
     assert_eq!(waited(far()).await, (Vec::new(), false));
     // One whose lease was seen to last is waited for, though by the database's clock it has ended.
-    let generation = line.join("late", "late:8444", "1").await.unwrap();
+    let generation = line.join("late", "late:8444", "1", STALE_FOR).await.unwrap();
     until("a sees it", || names(&a.replicas().others()) == ["late"]).await;
     clocks.step(&place, 3600).await;
     let soon = tokio::time::Instant::now() + Duration::from_millis(300);
@@ -668,7 +698,7 @@ async fn leases_of_100000_tunnels(place: Place) {
     const TUNNELS: i64 = 100_000;
     let store = place.open().await;
     let mut line = Line::new(&place.url).unwrap();
-    let own = start("b", line.join("b", "b:1", "1").await.unwrap());
+    let own = start("b", line.join("b", "b:1", "1", STALE_FOR).await.unwrap());
     let all: Vec<Held> = (1..=TUNNELS).map(|n| held(&format!("c{n}"), 1, n)).collect();
     let begun = Instant::now();
     for some in all.chunks(TUNNELS_AT_ONCE as usize) {
