@@ -91,14 +91,28 @@ impl Reloader {
         self.core.snapshots.replace(snapshot.trusting(self.core.roots()));
         self.core.snapshots.load().warn_of_shadowed();
         self.core.limits.store(Arc::new(next.limits.clone()));
-        // The authorities of the gateway's certificate are taken from here.
-        let api = |config: &Config| config.api.clone().map(|api| Api { ca: None, ..api });
-        let fixed = |config: &Config| format!("{:?}{:?}{:?}", config.listen, config.audit, api(config));
-        if fixed(&old) != fixed(&next) {
-            tracing::warn!("changes in [listen], [audit] and [api] take effect at the next start");
+        let fixed = fixed(&old, &next);
+        if !fixed.is_empty() {
+            tracing::warn!("changes in {} take effect at the next start", fixed.join(", "));
         }
+        self.warn_of_other_replicas(&next);
         self.config.store(Arc::new(next));
         Ok(())
+    }
+
+    fn warn_of_other_replicas(&self, next: &Config) {
+        let (Some(replicas), Some(stale_for)) = (&self.core.replicas, next.replicas.as_ref().map(|own| own.stale_for))
+        else {
+            return;
+        };
+        let names = replicas.others_than(stale_for);
+        if !names.is_empty() {
+            tracing::warn!(
+                ?stale_for,
+                replicas = names.join(", "),
+                "replicas have another [replicas] stale_for: it is to be the same at all"
+            );
+        }
     }
 
     /// Takes other clusters, issuers and grants, for programs that hold the configuration themselves.
@@ -161,6 +175,24 @@ pub fn first_looks(config: &Config) -> Vec<Option<Stamp>> {
     looks
 }
 
+/// Sections that a reload does not take and that have changed.
+fn fixed(old: &Config, next: &Config) -> Vec<&'static str> {
+    // The authorities of the gateway's certificate are taken by a reload.
+    let api = |config: &Config| config.api.clone().map(|api| Api { ca: None, ..api });
+    let sections = |config: &Config| {
+        [
+            ("[listen]", format!("{:?}", config.listen)),
+            ("[audit]", format!("{:?}", config.audit)),
+            ("[api]", format!("{:?}", api(config))),
+            ("[issuer]", format!("{:?}", config.issuer)),
+            // Name and address may be the command line's.
+            ("[replicas]", format!("{:?}", config.replicas.as_ref().map(|own| (own.listen, own.stale_for)))),
+        ]
+    };
+    let changed = sections(old).into_iter().zip(sections(next)).filter(|(old, next)| old != next);
+    changed.map(|((name, _), _)| name).collect()
+}
+
 fn looks(config: &Config) -> Vec<Option<Stamp>> {
     let authority = config.agents.authority.as_ref();
     let files: [Option<&PathBuf>; 7] = [
@@ -193,6 +225,46 @@ mod tests {
         Extras, Gateway,
         init::{CONFIG_FILE, Plan, init},
     };
+
+    /// Settings of these sections were left as they were without a word.
+    #[test]
+    fn what_waits_for_the_next_start_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let listen = "127.0.0.1:0".parse().unwrap();
+        let url = "https://gateway.example.org:8443".to_owned();
+        let plan = Plan { directory: dir.path().join("g"), url, listen, admin: listen, certificate: None };
+        init(&plan).unwrap();
+        let mut old = Config::load(&plan.directory.join(CONFIG_FILE)).unwrap();
+        let replicas = |stale_for| crate::config::replicas::Replicas {
+            name: "a".to_owned(),
+            listen,
+            address: None,
+            stale_for: Duration::from_secs(stale_for),
+        };
+        old.replicas = Some(replicas(300));
+        let changed = |change: fn(&mut Config)| {
+            let mut next = old.clone();
+            change(&mut next);
+            fixed(&old, &next)
+        };
+        assert_eq!(changed(|_| {}), Vec::<&str>::new());
+        assert_eq!(changed(|next| next.issuer.as_mut().unwrap().token_lifetime *= 2), ["[issuer]"]);
+        assert_eq!(changed(|next| next.replicas.as_mut().unwrap().stale_for = Duration::ZERO), ["[replicas]"]);
+        assert_eq!(changed(|next| next.replicas = None), ["[replicas]"]);
+        // Of the command line in `old`.
+        assert_eq!(changed(|next| next.replicas.as_mut().unwrap().name = "b".to_owned()), Vec::<&str>::new());
+        let both = |next: &mut Config| {
+            next.api = None;
+            next.listen.domain = Some("clusters.example.org".to_owned());
+        };
+        assert_eq!(changed(both), ["[listen]", "[api]"]);
+        // Taken by a reload.
+        let taken = |next: &mut Config| {
+            next.agents.statement_lifetime *= 2;
+            next.limits.connections += 1;
+        };
+        assert_eq!(changed(taken), Vec::<&str>::new());
+    }
 
     /// A change between the reading of the file and the first look at it was never taken.
     #[tokio::test]
