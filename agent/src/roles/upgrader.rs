@@ -467,6 +467,9 @@ impl Upgrader {
             is_wanted: self.is_wanted(&state.version),
             ..watched.seen(&pods, Instant::now())
         };
+        let lost =
+            seen.trouble.as_ref().map(|(trouble, _)| trouble).filter(|trouble| trouble.reason == state::NODE_LOST);
+        let lost = lost.map(|trouble| trouble.message.clone());
         let (reason, message) = match job::next(seen, self.settings.window, self.settings.timeout) {
             Next::Wait => return Ok(TICK),
             Next::Remove => {
@@ -476,6 +479,14 @@ impl Upgrader {
             }
             Next::Drop => {
                 tracing::warn!(version = state.version, "the machine of an upgrade's Job is lost; another Job follows");
+                let message = lost.unwrap_or_else(|| "its pods do not end".to_owned());
+                let message = format!("the machine of the upgrade's Job was lost: {message}");
+                // Written before another pod begins: what this one still does is refused from here on.
+                if let Some(next) = state.on_lost_machine(&message, self.clock.now())
+                    && !self.kept.change(Some(state), Some(&next), None).await?
+                {
+                    return Ok(TICK);
+                }
                 self.with_begun(|begun| begun.is_made = false);
                 self.remove_job(DeleteParams::background()).await?;
                 return Ok(TICK);

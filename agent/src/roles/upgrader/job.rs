@@ -15,6 +15,8 @@ use k8s_openapi::api::{
 };
 use serde_json::{Value, json};
 
+use super::state::NODE_LOST;
+
 /// The Job's name, and the label of its pods.
 pub const NAME: &str = "towline-upgrade";
 /// Where both containers see the objects.
@@ -44,8 +46,6 @@ const IMAGE: [&str; 7] = [
 ];
 /// Why a container waits before it is tried to start it.
 const NOT_YET: [&str; 2] = ["ContainerCreating", "PodInitializing"];
-/// The reason of trouble with a machine: the version has no part in it.
-pub const NODE_LOST: &str = "NodeLost";
 /// How long preparing may take at least, however short new pods are waited for: an image is pulled meanwhile.
 const PREPARING_MIN: Duration = Duration::from_secs(60);
 /// How long a pod may take to go, or a Job with its pods, before its machine counts as lost.
