@@ -155,7 +155,7 @@ impl Webhook {
     ///
     /// # Errors
     /// [`AuthorityError::Name`] for no name at all or one that no certificate can hold; [`AuthorityError::Internal`] where
-    /// another authority is needed and there are as many as are kept.
+    /// no authority has begun and there are as many as are kept.
     pub fn renew(&mut self, client: &str, names: &[&str], now: SystemTime) -> Result<bool, AuthorityError> {
         let before = self.authorities.len();
         self.authorities.retain(|generation| generation.is_of_use(now));
@@ -165,17 +165,15 @@ impl Webhook {
                 && generation.has_begun(now)
                 && now + AUTHORITY_AHEAD < generation.validity.not_after
         };
-        if !self.authorities.iter().any(fresh) {
-            if self.authorities.len() >= AUTHORITIES_MAX {
-                return Err(AuthorityError::Internal(
-                    "there are three authorities, and none is of use at this time of day",
-                ));
-            }
+        // Where there is no room for the next one, those that begin ahead of the clock are in its place, and the server's
+        // certificate is renewed by the one that holds.
+        if !self.authorities.iter().any(fresh) && self.authorities.len() < AUTHORITIES_MAX {
             self.authorities.push(Arc::new(Generation::make(client, now)?));
             changed = true;
         }
         let begun = self.authorities.iter().find(|generation| generation.has_begun(now));
-        let first = begun.ok_or(AuthorityError::Internal("no authority"))?;
+        let first = begun
+            .ok_or(AuthorityError::Internal("there are three authorities, and none is of use at this time of day"))?;
         let mut wanted: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
         wanted.sort_unstable();
         wanted.dedup();
@@ -232,6 +230,11 @@ impl Webhook {
     pub fn begins(&self, now: SystemTime) -> Option<SystemTime> {
         let ahead = self.authorities.iter().filter(|generation| !generation.has_begun(now));
         ahead.map(|generation| generation.validity.not_before).max()
+    }
+
+    /// Whether an authority or the server's certificate begins after this time.
+    pub fn begins_after(&self, now: SystemTime) -> bool {
+        self.begins(now).is_some() || self.server.as_ref().is_some_and(|server| server.validity.not_before > now)
     }
 
     /// What the server shows, by the clock of each handshake: nothing outside of its time.
@@ -345,6 +348,7 @@ mod tests {
             let mut webhook = Webhook::read(&webhook.kept());
             assert!(webhook.authorities().starts_with(&authority), "{behind:?}");
             assert!(webhook.begins(begin() - behind).is_some() && webhook.begins(begin()).is_none());
+            assert!(!webhook.begins_after(begin()));
             webhook.renew(CLIENT, NAMES, begin()).unwrap();
             let server = webhook.server.as_ref().unwrap();
             assert!(
@@ -353,6 +357,19 @@ mod tests {
             );
             assert!(webhook.authorities().starts_with(&authority));
         }
+    }
+
+    /// A pod's clock was behind by less than the authority's age: it took the server's certificate for one of no use.
+    #[test]
+    fn z10_a_servers_certificate_that_begins_ahead_of_the_clock_is_seen_under_an_old_authority() {
+        let mut webhook = made();
+        let now = begin() + 365 * DAY;
+        webhook.renew(CLIENT, NAMES, now).unwrap();
+        let behind = now - 100 * DAY;
+        assert_eq!(
+            (webhook.begins(behind), webhook.begins_after(behind), webhook.begins_after(now)),
+            (None, true, false)
+        );
     }
 
     /// In the last year there are two, and a clock that is behind sees the next one begin ahead.
@@ -369,6 +386,21 @@ mod tests {
         let all = webhook.authorities();
         assert!(all.len() == 3 && webhook.renew(CLIENT, NAMES, begin() - 365 * DAY).is_err());
         assert_eq!(webhook.authorities(), all);
+    }
+
+    /// Two authorities that begin ahead of the clock left no room for the next one, and the server's certificate ended.
+    #[test]
+    fn z10_servers_certificate_is_renewed_while_there_is_no_room_for_the_next_authority() {
+        let mut webhook = made();
+        let (late, ahead) = (begin() + 3286 * DAY, begin() + 20_000 * DAY);
+        for number in 0..2 {
+            webhook.authorities.push(Arc::new(Generation::make(CLIENT, ahead + number * DAY).unwrap()));
+        }
+        let kept = webhook.authorities();
+        assert!(webhook.renew(CLIENT, NAMES, late).unwrap());
+        assert_eq!(webhook.authorities(), kept, "apiservers trust them");
+        let server = webhook.server.as_ref().unwrap();
+        assert!(server.holds(late + 44 * DAY) && webhook.authorities[0].authority.is_issuer_of(&server.credentials));
     }
 
     /// Looks are a minute apart, and a certificate that ends between two of them must not be the only one.

@@ -132,21 +132,29 @@ struct Watched {
     since: Instant,
     going: Option<Instant>,
     trouble: Option<(&'static str, Instant)>,
+    /// Since when no pod is at work; none while one is.
+    idle: Option<Instant>,
 }
 
 impl Watched {
+    fn new(uid: Option<String>, now: Instant) -> Self {
+        Self { uid, since: now, going: None, trouble: None, idle: None }
+    }
+
     /// This Job, which may be another one than before.
     fn look(&mut self, job: &Job, now: Instant) {
         if self.uid != job.metadata.uid {
-            *self = Self { uid: job.metadata.uid.clone(), since: now, going: None, trouble: None };
+            *self = Self::new(job.metadata.uid.clone(), now);
         }
         if is_going(job) {
             self.going.get_or_insert(now);
         }
     }
 
-    /// How long it has been so.
-    fn seen(&mut self, trouble: Option<job::Trouble>, now: Instant) -> Seen {
+    /// How long its pods have been so.
+    fn seen(&mut self, pods: &[Pod], now: Instant) -> Seen {
+        let trouble = job::trouble(pods);
+        self.idle = (!pods.iter().any(job::is_at_work)).then(|| self.idle.unwrap_or(now));
         self.trouble = trouble.as_ref().map(|trouble| match self.trouble {
             Some((reason, since)) if reason == trouble.reason => (reason, since),
             _ => (trouble.reason, now),
@@ -155,6 +163,7 @@ impl Watched {
             age: now.duration_since(self.since),
             going: self.going.map(|since| now.duration_since(since)),
             trouble: trouble.zip(self.trouble.map(|(_, since)| now.duration_since(since))),
+            idle: self.idle.map(|since| now.duration_since(since)),
             ..Seen::default()
         }
     }
@@ -194,7 +203,7 @@ impl Upgrader {
         let pinned = Pinned { keys: self.settings.keys.clone(), catalogue: self.settings.catalogue.clone() };
         let catalogue = Catalogue::new(&self.api, &self.kept, pinned, self.clock.clone(), self.settings.interval);
         let mut desired = self.desired.clone();
-        let mut watched = Watched { uid: None, since: Instant::now(), going: None, trouble: None };
+        let mut watched = Watched::new(None, Instant::now());
         loop {
             desired.mark_unchanged();
             let wait = match self.turn(&catalogue, &mut watched).await {
@@ -231,7 +240,7 @@ impl Upgrader {
             (Some(job), Some(state)) => self.look_after(&job, &state, watched).await,
             // It has come to its end, and said so, or it was taken back and may never end.
             (Some(_), None) => {
-                let seen = watched.seen(None, Instant::now());
+                let seen = watched.seen(&[], Instant::now());
                 let is_lost = job::next(seen, self.settings.window, self.settings.timeout) == Next::Drop;
                 self.remove_job(if is_lost { DeleteParams::background() } else { DeleteParams::foreground() }).await?;
                 Ok(TICK)
@@ -454,11 +463,13 @@ impl Upgrader {
         pods.retain(is_its);
         let seen = Seen {
             has_ended: has_ended(job),
-            has_pods: !pods.is_empty(),
             has_changed: state.phase.has_changed(),
             is_wanted: self.is_wanted(&state.version),
-            ..watched.seen(job::trouble(&pods), Instant::now())
+            ..watched.seen(&pods, Instant::now())
         };
+        let lost =
+            seen.trouble.as_ref().map(|(trouble, _)| trouble).filter(|trouble| trouble.reason == state::NODE_LOST);
+        let lost = lost.map(|trouble| trouble.message.clone());
         let (reason, message) = match job::next(seen, self.settings.window, self.settings.timeout) {
             Next::Wait => return Ok(TICK),
             Next::Remove => {
@@ -468,6 +479,14 @@ impl Upgrader {
             }
             Next::Drop => {
                 tracing::warn!(version = state.version, "the machine of an upgrade's Job is lost; another Job follows");
+                let message = lost.unwrap_or_else(|| "its pods do not end".to_owned());
+                let message = format!("the machine of the upgrade's Job was lost: {message}");
+                // Written before another pod begins: what this one still does is refused from here on.
+                if let Some(next) = state.on_lost_machine(&message, self.clock.now())
+                    && !self.kept.change(Some(state), Some(&next), None).await?
+                {
+                    return Ok(TICK);
+                }
                 self.with_begun(|begun| begun.is_made = false);
                 self.remove_job(DeleteParams::background()).await?;
                 return Ok(TICK);
@@ -552,5 +571,46 @@ impl Role for Upgrader {
             let work: BoxFuture<'_, ()> = Box::pin(self.work());
             shutdown.until_draining(work).await;
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn pod(status: Value) -> Pod {
+        serde_json::from_value(json!({"metadata": {"name": "p"}, "status": status})).unwrap()
+    }
+
+    /// A pod that was drained late in an upgrade has none in its place for some seconds: its Job was taken for stuck then,
+    /// and the version was refused from there on.
+    #[test]
+    fn u1_a_job_is_idle_since_its_last_pod_was_at_work() {
+        let at_work =
+            pod(json!({"containerStatuses": [{"name": "upgrade", "image": "a:2", "imageID": "", "ready": true,
+            "restartCount": 0, "state": {"running": {}}}]}));
+        let creating = pod(json!({"containerStatuses": [{"name": "upgrade", "image": "a:2", "imageID": "",
+            "ready": false, "restartCount": 0, "state": {"waiting": {"reason": "ContainerCreating"}}}]}));
+        let begun = Instant::now();
+        let mut watched = Watched::new(None, begun);
+        let looks = [
+            (0, None, Some(0)),
+            (5, Some(&creating), Some(5)),
+            (9, Some(&at_work), None),
+            (5000, None, Some(0)),
+            (5010, None, Some(10)),
+            (5020, Some(&creating), Some(20)),
+            (5030, Some(&at_work), None),
+        ];
+        for (second, pod, idle) in looks {
+            let pods: Vec<Pod> = pod.into_iter().cloned().collect();
+            let seen = watched.seen(&pods, begun + second * SECOND);
+            assert_eq!((seen.age, seen.idle), (second * SECOND, idle.map(|idle| idle * SECOND)), "{second}");
+        }
+        let other = serde_json::from_value(json!({"metadata": {"uid": "2"}})).unwrap();
+        watched.look(&other, begun + 9000 * SECOND);
+        assert_eq!(watched.seen(&[], begun + 9000 * SECOND).idle, Some(Duration::ZERO), "it is another Job");
     }
 }

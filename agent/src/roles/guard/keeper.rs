@@ -23,7 +23,7 @@ use k8s_openapi::{
 };
 use kube::{
     Api, Client,
-    api::{Patch, PatchParams, PostParams},
+    api::{ObjectMeta, Patch, PatchParams, PostParams},
 };
 use rustls::pki_types::CertificateDer;
 use serde_json::{Map, Value, json};
@@ -289,7 +289,7 @@ impl Keeper {
         }
         // Others would have to follow this pod's clock.
         if let Some(written) = written.filter(|written| *written > now + BEHIND)
-            && webhook.begins(now + BEHIND).is_some()
+            && webhook.begins_after(now + BEHIND)
         {
             return Err(format!(
                 "this machine's clock says {}, and the certificates were written at {} by the apiserver's: they are left as they are; put the clock right. Where the apiserver's was wrong then, delete the Secret {SECRET} and give the apiservers other files (docs/guard.md)",
@@ -299,6 +299,7 @@ impl Keeper {
         }
         let changed = webhook.renew(CLIENT, &names, now).map_err(|err| chain(&err))?;
         if changed {
+            self.must_be_timely(&webhook.kept()).await?;
             // Kept first: of two pods that make an authority at once, the one that is refused here takes the other's.
             self.store.save(&webhook.kept(), version).await?;
             tracing::info!("guard has new certificates");
@@ -306,6 +307,21 @@ impl Keeper {
         self.publish(&webhook)?;
         self.store.hand_out(&self.files(&webhook).ok_or("there is no certificate for the apiserver")?).await?;
         Ok(self.warnings(&webhook, now))
+    }
+
+    /// Certificates of a clock that is wrong are of no use to the other pods and to apiservers: those would make others,
+    /// and each would replace what the other has made. The apiserver's clock, by which this is judged, is in its answer.
+    async fn must_be_timely(&self, kept: &Kept) -> Result<(), String> {
+        let Some(there) = self.store.time(kept).await else { return Ok(()) };
+        let here = self.clock.now();
+        if here + BEHIND < there || there + BEHIND < here {
+            return Err(format!(
+                "this machine's clock says {}, and the apiserver's {}: no certificates are made until both say the same; put the clock right that is wrong",
+                spell(here),
+                spell(there)
+            ));
+        }
+        Ok(())
     }
 
     fn publish(&self, webhook: &Webhook) -> Result<(), String> {
@@ -392,9 +408,7 @@ impl Store {
                     let bytes = data.get(key).map(|ByteString(bytes)| bytes.clone()).unwrap_or_default();
                     String::from_utf8(bytes).unwrap_or_default()
                 };
-                let fields = secret.metadata.managed_fields.iter().flatten();
-                let own = fields.filter(|fields| fields.manager.as_deref() == Some(MANAGER));
-                let written = own.filter_map(|fields| Some(SystemTime::from(fields.time.as_ref()?.0))).max();
+                let written = written(&secret.metadata);
                 Ok(Loaded { kept: kept(FILES.map(text)), version: secret.metadata.resource_version, written })
             }
             Self::Directory(dir) => {
@@ -407,6 +421,23 @@ impl Store {
                     }
                 }
                 Ok(Loaded { kept: kept(found), version: None, written: None })
+            }
+        }
+    }
+
+    /// The apiserver's time of day, as it would write it down beside these; nothing where it does not say it. Nothing is
+    /// kept.
+    async fn time(&self, kept: &Kept) -> Option<SystemTime> {
+        let Self::Cluster(client) = self else { return None };
+        let patch = json!({"data": encoded(FILES.into_iter().zip(texts(kept)))});
+        let secrets = Api::<Secret>::default_namespaced(client.clone());
+        let tried = secrets.patch(SECRET, &PatchParams { dry_run: true, ..params() }, &Patch::Merge(&patch)).await;
+        match tried {
+            Ok(secret) => written(&secret.metadata),
+            // Such as a webhook of the cluster's that takes no trials.
+            Err(err) => {
+                tracing::debug!(error = chain(&err), "the apiserver's time of day is not known");
+                None
             }
         }
     }
@@ -468,6 +499,13 @@ impl Store {
             Self::Directory(dir) => write_all(dir, files.iter().map(|(name, text)| (*name, text.as_str()))),
         }
     }
+}
+
+/// When guard's pods have written an object last, by the apiserver's clock.
+fn written(metadata: &ObjectMeta) -> Option<SystemTime> {
+    let fields = metadata.managed_fields.iter().flatten();
+    let own = fields.filter(|fields| fields.manager.as_deref() == Some(MANAGER));
+    own.filter_map(|fields| Some(SystemTime::from(fields.time.as_ref()?.0))).max()
 }
 
 fn encoded<'a>(files: impl Iterator<Item = (&'a str, &'a str)>) -> Map<String, Value> {

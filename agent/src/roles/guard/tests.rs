@@ -998,27 +998,72 @@ async fn z10_a_pod_whose_clock_is_behind_the_apiservers_writes_no_certificates()
         let text = std::fs::read(dir.path().join(name)).unwrap();
         (name.to_owned(), Value::from(types::agent_api::encode(&text)))
     });
-    let fields = json!([{"manager": NAME, "operation": "Update", "time": crate::identity::spell(now)}]);
-    let metadata = json!({"name": keeper::SECRET, "resourceVersion": "7", "managedFields": fields});
-    let secret = json!({"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "data": Value::Object(kept.into_iter().collect())});
-    let written = Arc::new(AtomicUsize::new(0));
-    let counted = written.clone();
-    let service = tower::service_fn(move |request: Request<kube::client::Body>| {
-        counted.fetch_add(usize::from(request.method() != http::Method::GET), Ordering::Relaxed);
-        let response = http::Response::builder().status(StatusCode::OK).header("content-type", "application/json");
-        let response = response.body(Full::new(bytes::Bytes::from(secret.to_string()))).unwrap();
-        async move { Ok::<_, std::convert::Infallible>(response) }
-    });
+    let apiserver = stamping(kept.into_iter().collect(), now);
     let at = |clock: SystemTime| {
-        let store = Store::Cluster(kube::Client::new(service.clone(), "towline"));
+        let store = Store::Cluster(apiserver.client());
         Keeper { store, ..keeper(dir.path(), Arc::new(TokioClock::new(clock))) }
     };
+    let written = || apiserver.written.load(Ordering::Relaxed);
     let behind = at(now - Duration::from_secs(30 * 86_400));
     let refused = behind.look().await.unwrap_err();
-    assert!(refused.contains("put the clock right") && written.load(Ordering::Relaxed) == 0, "{refused}");
+    assert!(refused.contains("put the clock right") && written() == 0, "{refused}");
     assert!(behind.published.acceptor().is_none(), "it cannot serve, and is not ready");
     at(now).look().await.unwrap();
-    assert!(written.load(Ordering::Relaxed) > 0, "the files are handed out");
+    assert!(written() > 0, "the files are handed out");
+}
+
+/// The clock of a pod was wrong by less than the authority's age: it replaced the server's certificate by one that no
+/// other pod could use, and they did the same.
+#[tokio::test(start_paused = true)]
+async fn z10_a_pod_whose_clock_is_wrong_replaces_no_servers_certificate_under_an_old_authority() {
+    let dir = tempfile::tempdir().unwrap();
+    let (now, day) = (SystemTime::now(), Duration::from_secs(86_400));
+    for made in [now - 365 * day, now] {
+        keeper(dir.path(), Arc::new(TokioClock::new(made))).look().await.unwrap();
+    }
+    let kept = ["ca.crt", "ca.key", "client.crt", "client.key", "tls.crt", "tls.key"].map(|name| {
+        let text = std::fs::read(dir.path().join(name)).unwrap();
+        (name.to_owned(), Value::from(types::agent_api::encode(&text)))
+    });
+    let apiserver = stamping(kept.into_iter().collect(), now);
+    for (clock, days) in [(now - 100 * day, "behind"), (now + 100 * day, "ahead"), (now + 4000 * day, "far ahead")] {
+        let store = Store::Cluster(apiserver.client());
+        let wrong = Keeper { store, ..keeper(dir.path(), Arc::new(TokioClock::new(clock))) };
+        let refused = wrong.look().await.unwrap_err();
+        assert!(refused.contains("put the clock right"), "{days}: {refused}");
+        assert_eq!(apiserver.written.load(Ordering::Relaxed), 0, "{days}");
+        assert!(wrong.published.acceptor().is_none(), "{days}: it cannot serve, and is not ready");
+    }
+}
+
+/// An apiserver whose clock stands, with one Secret that is never changed.
+#[derive(Clone)]
+struct Stamping {
+    secret: Arc<Value>,
+    /// Writes that are no trials.
+    written: Arc<AtomicUsize>,
+}
+
+fn stamping(data: serde_json::Map<String, Value>, now: SystemTime) -> Stamping {
+    let fields = json!([{"manager": NAME, "operation": "Update", "time": crate::identity::spell(now)}]);
+    let metadata = json!({"name": keeper::SECRET, "resourceVersion": "7", "managedFields": fields});
+    let secret = json!({"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "data": data});
+    Stamping { secret: Arc::new(secret), written: Arc::default() }
+}
+
+impl Stamping {
+    fn client(&self) -> kube::Client {
+        let own = self.clone();
+        let service = tower::service_fn(move |request: Request<kube::client::Body>| {
+            let is_trial = request.uri().query().is_some_and(|query| query.contains("dryRun=All"));
+            let is_write = request.method() != http::Method::GET && !is_trial;
+            own.written.fetch_add(usize::from(is_write), Ordering::Relaxed);
+            let response = http::Response::builder().status(StatusCode::OK).header("content-type", "application/json");
+            let response = response.body(Full::new(bytes::Bytes::from(own.secret.to_string()))).unwrap();
+            async move { Ok::<_, std::convert::Infallible>(response) }
+        });
+        kube::Client::new(service, "towline")
+    }
 }
 
 /// An apiserver that keeps its connections shows its certificate all the same.

@@ -15,6 +15,8 @@ use k8s_openapi::api::{
 };
 use serde_json::{Value, json};
 
+use super::state::NODE_LOST;
+
 /// The Job's name, and the label of its pods.
 pub const NAME: &str = "towline-upgrade";
 /// Where both containers see the objects.
@@ -44,8 +46,6 @@ const IMAGE: [&str; 7] = [
 ];
 /// Why a container waits before it is tried to start it.
 const NOT_YET: [&str; 2] = ["ContainerCreating", "PodInitializing"];
-/// The reason of trouble with a machine: the version has no part in it.
-pub const NODE_LOST: &str = "NodeLost";
 /// How long preparing may take at least, however short new pods are waited for: an image is pulled meanwhile.
 const PREPARING_MIN: Duration = Duration::from_secs(60);
 /// How long a pod may take to go, or a Job with its pods, before its machine counts as lost.
@@ -272,8 +272,8 @@ pub struct Seen {
     pub has_ended: bool,
     /// What is wrong, and how long it has been.
     pub trouble: Option<(Trouble, Duration)>,
-    /// Whether a pod of it is there.
-    pub has_pods: bool,
+    /// How long no pod of it has been at work; none while one is.
+    pub idle: Option<Duration>,
     /// Whether objects may be those of the new version.
     pub has_changed: bool,
     /// Whether the gateway still wants the version.
@@ -298,7 +298,7 @@ pub enum Next {
     Forget,
 }
 
-/// How long preparing may take.
+/// How long preparing may take, and later a pod that follows on one that has gone until it is at work.
 pub fn preparing_max(window: Duration, timeout: Duration) -> Duration {
     timeout.max(PREPARING_MIN) + window
 }
@@ -308,7 +308,7 @@ pub fn next(seen: Seen, window: Duration, timeout: Duration) -> Next {
     if let Some(going) = seen.going {
         return if going > GOING_MAX { Next::Drop } else { Next::Wait };
     }
-    let is_late = seen.age > preparing_max(window, timeout);
+    let patience = preparing_max(window, timeout);
     if let Some((trouble, stands)) = &seen.trouble
         && trouble.reason == NODE_LOST
     {
@@ -316,7 +316,8 @@ pub fn next(seen: Seen, window: Duration, timeout: Duration) -> Next {
     }
     if seen.has_changed {
         // The kept objects are enough to go on or back: the new image is not asked for again.
-        let is_stuck = seen.trouble.is_some_and(|(_, stands)| stands > window) || !seen.has_pods && is_late;
+        // A pod that was drained has none in its place for a while, however long the Job has been there.
+        let is_stuck = seen.trouble.is_some_and(|(_, stands)| stands > window) || seen.idle > Some(patience);
         return if seen.has_ended || is_stuck { Next::Remove } else { Next::Wait };
     }
     if !seen.is_wanted {
@@ -332,13 +333,13 @@ pub fn next(seen: Seen, window: Duration, timeout: Duration) -> Next {
             },
             |(trouble, _)| trouble,
         )),
-        _ if is_late => Next::TakeBackUnended,
+        _ if seen.age > patience => Next::TakeBackUnended,
         _ => Next::Wait,
     }
 }
 
 /// Whether a container of it runs.
-fn is_at_work(pod: &Pod) -> bool {
+pub fn is_at_work(pod: &Pod) -> bool {
     let statuses = pod.status.iter().flat_map(|status| [&status.init_container_statuses, &status.container_statuses]);
     let runs = statuses.flatten().flatten().any(|one| one.state.as_ref().is_some_and(|state| state.running.is_some()));
     runs && pod.metadata.deletion_timestamp.is_none()
@@ -432,13 +433,14 @@ mod tests {
     /// A version whose program hangs, and a cluster that makes no pod, held every later upgrade up.
     #[test]
     fn u1_a_job_that_does_not_end_is_taken_back_with_what_holds_it_up() {
-        let seen = Seen { is_wanted: true, has_pods: true, ..Seen::default() };
+        let seen = Seen { is_wanted: true, ..Seen::default() };
         let late = preparing_max(WINDOW, TIMEOUT) + Duration::from_secs(1);
         assert_eq!(decided(Seen { age: late - Duration::from_secs(2), ..seen.clone() }), Next::Wait);
         assert_eq!(decided(Seen { age: late, ..seen.clone() }), Next::TakeBackUnended);
         assert_eq!(decided(Seen { age: late, has_changed: true, ..seen.clone() }), Next::Wait, "it is at work");
-        let podless = Seen { has_pods: false, age: late, has_changed: true, ..seen };
-        assert_eq!(decided(podless), Next::Remove, "another one goes back");
+        let idle = |time| Seen { age: 10 * late, idle: Some(time), has_changed: true, ..seen.clone() };
+        assert_eq!(decided(idle(Duration::from_secs(10))), Next::Wait, "the pod that follows on a drained one goes on");
+        assert_eq!(decided(idle(late)), Next::Remove, "another Job goes back");
 
         let event = |reason: &str, message: &str| Event {
             reason: Some(reason.to_owned()),
@@ -459,7 +461,7 @@ mod tests {
 
     #[test]
     fn u1_a_job_is_forgotten_that_the_gateway_wants_no_more_before_it_changed_anything() {
-        let seen = Seen { has_pods: true, ..Seen::default() };
+        let seen = Seen::default();
         assert_eq!(decided(seen.clone()), Next::Forget);
         assert_eq!(decided(Seen { is_wanted: true, ..seen.clone() }), Next::Wait);
         assert_eq!(decided(Seen { has_changed: true, ..seen }), Next::Wait, "what has begun comes to its end");
@@ -480,12 +482,7 @@ mod tests {
         ended.status.as_mut().unwrap().phase = Some("Failed".to_owned());
         assert_eq!(trouble(&[ended]), None, "its Job makes another one");
         let (short, long) = (GOING_MAX, GOING_MAX + Duration::from_secs(1));
-        let after = |stands| Seen {
-            trouble: Some((found.clone(), stands)),
-            has_pods: true,
-            is_wanted: true,
-            ..Seen::default()
-        };
+        let after = |stands| Seen { trouble: Some((found.clone(), stands)), is_wanted: true, ..Seen::default() };
         for has_changed in [false, true] {
             assert_eq!(decided(Seen { has_changed, ..after(short) }), Next::Wait);
             assert_eq!(decided(Seen { has_changed, ..after(long) }), Next::Drop);

@@ -32,6 +32,10 @@ pub const AUTO_UPDATE: &str = "AZURE_ARC_AUTOUPDATE";
 const REFUSED_MAX: usize = 20;
 /// How often a write is tried again that met another one.
 const CONFLICTS_MAX: u32 = 5;
+/// Why an upgrade went back that was cut off with the machine of its pod: the version has no part in it.
+pub const NODE_LOST: &str = "NodeLost";
+/// Why an upgrade gave way, or waits: somebody changed what the agents are told meanwhile.
+pub const SETTINGS_CHANGED: &str = "SettingsChanged";
 /// Characters of a message.
 const MESSAGE_CHARS: usize = 2000;
 
@@ -197,6 +201,18 @@ impl State {
         next
     }
 
+    /// After the machine of its pod was lost: another pod goes back, and the version has no part in it. The pod before
+    /// applies nothing more, because this was written. None where it need not be written.
+    #[must_use]
+    pub fn on_lost_machine(&self, message: &str, now: SystemTime) -> Option<Self> {
+        (self.phase == Phase::Applying).then(|| self.at(Phase::Undoing, NODE_LOST, message, now))
+    }
+
+    /// Whether the version is tried again here once it was taken back: what ended it was none of its doing.
+    pub fn is_tried_again_after(reason: &str) -> bool {
+        reason == NODE_LOST || reason == SETTINGS_CHANGED
+    }
+
     /// Whether it is forgotten once the gateway wants nothing: it was not begun, so that it says nothing of its version.
     pub fn is_passing(&self) -> bool {
         match self.phase {
@@ -352,6 +368,21 @@ mod tests {
         assert_eq!((left.version.as_str(), left.told().state.as_str()), ("0.3.0", "RolledBack"));
         assert_eq!(left.refused, ["0.3.0"]);
         assert!(!left.is_passing());
+    }
+
+    #[test]
+    fn u1_an_upgrade_whose_machine_is_lost_goes_back_and_is_none_of_its_versions_failures() {
+        let now = SystemTime::UNIX_EPOCH;
+        let prepares = State::new("0.3.0", "0.2.0", None, now);
+        assert_eq!(prepares.on_lost_machine("m", now), None, "nothing was changed");
+        let applies = State { attempts: 1, ..prepares.at(Phase::Applying, "", "", now) };
+        let undoes = applies.on_lost_machine("node n1", now).unwrap();
+        assert_eq!(
+            (undoes.phase, undoes.reason.as_str(), undoes.message.as_str()),
+            (Phase::Undoing, NODE_LOST, "node n1")
+        );
+        assert!(State::is_tried_again_after(&undoes.reason) && !State::is_tried_again_after("NotReady"));
+        assert_eq!(undoes.on_lost_machine("m", now), None, "what it goes back for is kept");
     }
 
     #[test]

@@ -41,7 +41,7 @@ const ATTEMPTS_MAX: u32 = 3;
 /// Pods that gather what the agents are told, where somebody changes it each time; then the upgrade waits.
 const GATHERS_MAX: u32 = 2;
 /// Why an upgrade waits then, and where it has given way.
-const CHANGED: &str = "SettingsChanged";
+const CHANGED: &str = state::SETTINGS_CHANGED;
 /// Why a pod ends before its upgrade has.
 const NOT_OURS: &str =
     "somebody else has written how far the upgrade is: another pod goes on with it, or it was taken back";
@@ -397,11 +397,11 @@ impl<'a> Upgrade<'a> {
         };
         let (version, from, why) = (&state.version, &state.from, &state.message);
         match (failed, standing) {
-            (None, None) if state.reason == CHANGED => {
+            (None, None) if State::is_tried_again_after(&state.reason) => {
                 let message = format!(
                     "version {version} of the agents was taken back: {why}. They have version {from} with what they are told now, and the upgrade is tried again by itself"
                 );
-                self.end(&state, Phase::Waiting, CHANGED, &message).await
+                self.end(&state, Phase::Waiting, &state.reason, &message).await
             }
             (None, None) => {
                 let message = format!(
@@ -774,6 +774,32 @@ mod tests {
         let (apiserver, own) = (lab.apiserver(), manifests::version());
         assert_eq!(apiserver.state(), undoes);
         assert_eq!((apiserver.version(&manager), apiserver.version(&format!("{DEPLOYMENTS}{AGENT}"))), (NEW, own));
+    }
+
+    /// A machine that died counted as a failure of the version, which was refused from then on.
+    #[tokio::test(start_paused = true)]
+    async fn u1_an_upgrade_whose_machine_was_lost_is_taken_back_and_tried_again() {
+        let lab = Lab::new();
+        let (map, manager) = (format!("{MAPS}{}", state::OBJECT), format!("{DEPLOYMENTS}{MANAGER}"));
+        let gathered = lab.cluster.gathered("towline").await.unwrap();
+        let before = lab.apiserver().objects[&manager].clone();
+        let applies = lab.apiserver().state().at(Phase::Applying, "", "", SystemTime::now());
+        let undoes = applies.on_lost_machine("pod p on node n1 is deleted", SystemTime::now()).unwrap();
+        {
+            let mut apiserver = lab.apiserver();
+            let mut object = apiserver.objects[&map].clone();
+            object["data"][state::STATE] = serde_json::to_string(&undoes).unwrap().into();
+            object["data"][state::BEFORE] = json!([to_apply_again(&before)]).to_string().into();
+            apiserver.put(&map, object);
+            let new = lab.objects.iter().find(|object| path(object) == manager).unwrap();
+            apiserver.put(&manager, new.clone());
+        }
+        lab.run(&gathered).await.unwrap();
+        let apiserver = lab.apiserver();
+        let state = apiserver.state();
+        assert_eq!((state.phase, state.reason.as_str()), (Phase::Waiting, state::NODE_LOST), "{}", state.message);
+        assert!(state.refused.is_empty() && state.message.contains("node n1"), "{}", state.message);
+        assert_eq!(apiserver.version(&manager), manifests::version());
     }
 
     #[tokio::test(start_paused = true)]
