@@ -226,9 +226,11 @@ fn straight() -> anyhow::Result<()> {
         let begun = Instant::now();
         let asked = scope.spawn(|| viewer.run(&["get", "services", "-n", "seen"]));
         eventually("seconds have passed", 2 * SLOW, || Ok(begun.elapsed() >= SLOW))?;
+        let is_answered = asked.is_finished();
         guard.program.signal("CONT")?;
         let told = asked.join().map_err(|_| anyhow::anyhow!("it panicked"))??;
-        ensure!(told.code == Some(0) && begun.elapsed() >= SLOW, "{}", told.err);
+        ensure!(!is_answered, "the apiserver answered without guard: {}{}", told.text(), told.err);
+        ensure!(told.code == Some(0), "{}", told.err);
         Ok(())
     })?;
 

@@ -126,6 +126,13 @@ struct Begun {
     is_made: bool,
 }
 
+impl Begun {
+    fn too_soon(&self, version: &str, now: Instant) -> Option<Duration> {
+        let wait = self.again.saturating_duration_since(now);
+        (self.version == version && self.is_made && !wait.is_zero()).then_some(wait)
+    }
+}
+
 /// Since when a Job is seen, by a clock that nobody sets.
 struct Watched {
     uid: Option<String>,
@@ -280,18 +287,20 @@ impl Upgrader {
                 return Ok(self.settings.interval);
             }
             Judged::Refused(refusal) => refusal,
-            // Preparing without a Job: it was not made, or somebody removed it.
-            Judged::Begin(version, _) if self.is_too_soon(&version) => {
-                if let Some(last) = last.filter(|last| last.phase == Phase::Preparing) {
-                    let message = format!("the Job {} was removed by somebody", job::NAME);
-                    self.take_back(last, "JobRemoved", &message).await?;
+            Judged::Begin(version, images) => {
+                if let Some(wait) = self.too_soon(&version) {
+                    // Preparing without a Job: it was not made, or somebody removed it.
+                    if let Some(last) = last.filter(|last| last.phase == Phase::Preparing) {
+                        let message = format!("the Job {} was removed by somebody", job::NAME);
+                        self.take_back(last, "JobRemoved", &message).await?;
+                    }
+                    return Ok(wait.min(self.settings.interval));
                 }
-                return Ok(self.settings.interval);
+                match self.plan(catalogue, &version, &images).await {
+                    Ok(plan) => return self.begin(plan, last).await,
+                    Err(problem) => Refusal { version, reason: problem.code, message: problem.message },
+                }
             }
-            Judged::Begin(version, images) => match self.plan(catalogue, &version, &images).await {
-                Ok(plan) => return self.begin(plan, last).await,
-                Err(problem) => Refusal { version, reason: problem.code, message: problem.message },
-            },
         };
         let Refusal { version, reason, message } = refusal;
         let now = self.clock.now();
@@ -314,9 +323,10 @@ impl Upgrader {
         Ok(is_done)
     }
 
-    fn is_too_soon(&self, version: &str) -> bool {
+    /// How long it is until a version may be begun again; none where it may be begun now.
+    fn too_soon(&self, version: &str) -> Option<Duration> {
         let begun = self.begun.lock().unwrap_or_else(PoisonError::into_inner);
-        begun.as_ref().is_some_and(|begun| begun.version == version && begun.is_made && Instant::now() < begun.again)
+        begun.as_ref().and_then(|begun| begun.too_soon(version, Instant::now()))
     }
 
     fn with_begun(&self, change: impl FnOnce(&mut Begun)) {
@@ -582,6 +592,17 @@ mod tests {
 
     fn pod(status: Value) -> Pod {
         serde_json::from_value(json!({"metadata": {"name": "p"}, "status": status})).unwrap()
+    }
+
+    /// A version that was wanted again a minute after a pause was looked at an hour later.
+    #[test]
+    fn u1_a_version_that_may_not_begin_yet_is_looked_at_when_it_may() {
+        let now = Instant::now();
+        let begun = Begun { version: "0.3.0".to_owned(), again: now + 60 * SECOND, is_made: true };
+        assert_eq!(begun.too_soon("0.3.0", now + 20 * SECOND), Some(40 * SECOND));
+        assert_eq!(begun.too_soon("0.3.0", now + 60 * SECOND), None);
+        assert_eq!(begun.too_soon("0.3.1", now), None, "another one need not wait");
+        assert_eq!(Begun { is_made: false, ..begun }.too_soon("0.3.0", now), None);
     }
 
     /// A pod that was drained late in an upgrade has none in its place for some seconds: its Job was taken for stuck then,

@@ -21,7 +21,7 @@ const SHOWN: usize = 20;
 /// What they are.
 pub const HEADING: &str = "a former connection left in the cluster what the gateway does not know";
 /// What to do with them.
-pub const ADVICE: &str = "agents leave them as they are. One that is created again with the same name (towline extension create; towline flux create, in the same namespace) takes over what is there, and its deletion removes it; by hand:";
+pub const ADVICE: &str = "agents leave them as they are. One that is created again with the same name (towline extension create; towline flux create, in the same namespace) takes over what is there, and its deletion removes it. By hand, where a kustomization with prune takes all with it that it applied:";
 
 /// Names of what the gateway knows of a cluster, in small letters.
 pub type Known = BTreeSet<(What, String)>;
@@ -115,7 +115,7 @@ fn removal(what: What, name: &str, there: &There, agents: &str) -> String {
     }
     let namespaces: BTreeSet<_> = there.objects.iter().flat_map(|(_, namespaces)| namespaces).collect();
     for namespace in namespaces {
-        let kinds = there.objects.iter().filter(|(_, all)| all.contains(namespace)).map(|(kind, _)| *kind);
+        let kinds = there.objects.iter().filter(|(_, all)| all.contains(namespace)).map(|(kind, _)| kind.as_str());
         let kinds = kinds.collect::<Vec<_>>().join(",");
         commands.push(format!("kubectl -n {namespace} delete {kinds} -l {}={name}", what.label()));
     }
@@ -135,8 +135,8 @@ mod tests {
             [
                 "extension alone: kubectl -n towline delete extensionconfig alone --ignore-not-found",
                 "extension web: helm -n web uninstall web",
-                "flux configuration fleet: kubectl -n fleet delete kustomizations,gitrepositories -l towline.io/fluxconfig=fleet",
-                "source control configuration old: kubectl -n fleet delete kustomizations -l towline.io/gitconfig=old",
+                "flux configuration fleet: kubectl -n fleet delete kustomizations.kustomize.toolkit.fluxcd.io,gitrepositories.source.toolkit.fluxcd.io -l towline.io/fluxconfig=fleet",
+                "source control configuration old: kubectl -n fleet delete kustomizations.kustomize.toolkit.fluxcd.io -l towline.io/gitconfig=old",
             ]
         );
         let known: Known = [(What::Extension, "web"), (What::Flux, "fleet"), (What::Extension, "old")]

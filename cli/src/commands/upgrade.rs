@@ -8,6 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use agent::roles::upgrader::judge;
 use anyhow::anyhow;
 use daemon::settings::positive_duration;
 use serde_json::{Value, json};
@@ -34,6 +35,13 @@ const DESIRED: &str = "desiredAgentVersion";
 const MORE: &str = "miscellaneousProperties";
 /// Between two looks at what came of it.
 const LOOK: Duration = Duration::from_secs(3);
+/// How long the new agents may take to connect where nothing else is said, as with `az`.
+const CONNECT_MAX: Duration = Duration::from_secs(600);
+/// How long agents that upgrade themselves may take where nothing else is said: new pods are watched for some minutes
+/// twice, and nodes pull images meanwhile.
+const COME_MAX: Duration = Duration::from_secs(1800);
+/// How long an upgrade waits before the command ends: some of what it may wait for passes by itself.
+const WAITS: Duration = Duration::from_secs(60);
 
 /// Upgrade the agents of a cluster to the version of this command, by hand
 #[derive(Debug, clap::Args)]
@@ -45,9 +53,10 @@ pub struct Args {
     /// themselves
     #[arg(long, value_name = "VERSION")]
     pub agent_version: Option<String>,
-    /// How long the new agents may take to connect; then the old ones come back
-    #[arg(long, value_name = "DURATION", value_parser = duration_or_seconds, default_value = "600s")]
-    pub upgrade_timeout: Duration,
+    /// How long the new agents may take to connect; then the old ones come back (default: 600s). Of agents that upgrade
+    /// themselves to another version: how long this command waits for what they tell of it (default: 30m)
+    #[arg(long, value_name = "DURATION", value_parser = duration_or_seconds)]
+    pub upgrade_timeout: Option<Duration>,
     /// Make only what upgrades by themselves may not: definitions, service accounts, roles and new objects. Agents that
     /// wait for rights go on by it
     #[arg(long)]
@@ -80,7 +89,9 @@ pub async fn run(args: Args) -> Outcome {
         );
         refuse_beside_automatic(&resource, "towline upgrade", &hint)?;
     }
-    if let Some(wanted) = args.agent_version.as_deref().filter(|wanted| *wanted != own) {
+    // Agents tell of `v0.3.0` as 0.3.0.
+    let wanted = args.agent_version.as_deref().map(judge::named);
+    if let Some(wanted) = wanted.as_deref().filter(|wanted| *wanted != own) {
         if args.rights_only || !has_upgrader(&args.kube, &context, &id).await? {
             let error = anyhow!(
                 "--agent-version {wanted}: this command is version {own}, and gives agents that version alone where they do not upgrade themselves"
@@ -88,12 +99,13 @@ pub async fn run(args: Args) -> Outcome {
             return Err(Failure::usage(error).hint(format!("use towline of version {wanted}")));
         }
         // The gateway refuses what its catalogue does not have, and what is further back than it serves.
+        let came = Came::new(wanted, &resource);
         api.patch(&target, &wanting(wanted)).await?;
-        await_agents(&api, &target, wanted, args.upgrade_timeout).await?;
+        await_agents(&api, &target, came, args.upgrade_timeout.unwrap_or(COME_MAX)).await?;
         output::print(&with_group(api.get(&target).await?), &args.common.output, DETAILS)?;
         return Ok(ExitCode::SUCCESS);
     }
-    let wait = Wait { limit: args.upgrade_timeout, ..Wait::default() };
+    let wait = Wait { limit: args.upgrade_timeout.unwrap_or(CONNECT_MAX), ..Wait::default() };
     update_agents(Update::of_upgrade(&args.kube, args.rights_only, wait), &context, &id).await?;
     // Agents that upgrade themselves would go back to the version that somebody wanted before.
     let wanted = resource["properties"][PROFILE][DESIRED].as_str().filter(|wanted| !wanted.is_empty());
@@ -116,13 +128,14 @@ fn wanting(version: &str) -> Value {
 }
 
 /// Waits until agents that upgrade themselves have told what came of a version.
-async fn await_agents(api: &Api, target: &str, wanted: &str, limit: Duration) -> Outcome<()> {
+async fn await_agents(api: &Api, target: &str, mut came: Came<'_>, limit: Duration) -> Outcome<()> {
+    let wanted = came.wanted;
     let what = format!("Upgrading the agents to {wanted}");
     let (progress, begun) = (Progress::new(&what), Instant::now());
     let show = "see how far it is with towline show";
     while begun.elapsed() < limit {
         let resource = api.get(target).await?;
-        match came_of(&resource, wanted) {
+        match came.look(&resource, Instant::now()) {
             Some(Ok(())) => return Ok(()),
             Some(Err(message)) => return Err(Failure::from(anyhow!(message)).hint(show)),
             None => progress.note(resource["properties"][MORE]["upgradeState"].as_str().unwrap_or("not begun")),
@@ -133,23 +146,72 @@ async fn await_agents(api: &Api, target: &str, wanted: &str, limit: Duration) ->
     Err(Failure::from(error).hint(format!("it goes on by itself; wait for longer with --upgrade-timeout, or {show}")))
 }
 
-/// What came of a version, as the agents have told it; nothing where they have not.
-fn came_of(resource: &Value, wanted: &str) -> Option<Result<(), String>> {
-    let properties = &resource["properties"];
-    let more = &properties[MORE];
-    let state = more["upgradeState"].as_str().filter(|_| more["upgradeVersion"] == wanted);
-    let is_running = properties["agentVersion"] == wanted;
-    match state {
-        Some(upgrade_states::ROLLED_BACK | upgrade_states::FAILED | upgrade_states::WAITING) if !is_running => {
-            let errors = properties[PROFILE]["agentErrors"].as_array().into_iter().flatten();
-            let messages = { errors }.filter_map(|error| error["message"].as_str());
-            let own = { messages }.find(|message| message.starts_with(&format!("upgrade to {wanted}: ")));
-            Some(Err(
-                own.map_or_else(|| format!("the upgrade to {wanted}: {}", state.unwrap_or_default()), str::to_owned)
-            ))
+/// What agents tell of an upgrade that has not come to a good end: its state, and the error they have of it.
+#[derive(Debug, PartialEq, Eq)]
+struct Told {
+    state: String,
+    message: String,
+    /// Since when.
+    time: String,
+}
+
+impl Told {
+    /// Of a version; nothing where they tell of none, or of another one.
+    fn of(resource: &Value, wanted: &str) -> Option<Self> {
+        let properties = &resource["properties"];
+        let more = &properties[MORE];
+        let state = more["upgradeState"].as_str().filter(|_| more["upgradeVersion"] == wanted)?;
+        let errors = properties[PROFILE]["agentErrors"].as_array().into_iter().flatten();
+        let text = |error: &Value, name: &str| error[name].as_str().unwrap_or_default().to_owned();
+        let begin = format!("upgrade to {wanted}: ");
+        let own = { errors }.find(|error| text(error, "message").starts_with(&begin));
+        Some(Self {
+            state: state.to_owned(),
+            message: own.map_or_else(|| format!("the upgrade to {wanted}: {state}"), |own| text(own, "message")),
+            time: own.map(|own| text(own, "time")).unwrap_or_default(),
+        })
+    }
+}
+
+/// What comes of a version that somebody wants now.
+struct Came<'a> {
+    wanted: &'a str,
+    /// What agents had told of it before: it says nothing of now.
+    before: Option<Told>,
+    /// Since when it waits.
+    waits: Option<Instant>,
+}
+
+impl<'a> Came<'a> {
+    fn new(wanted: &'a str, before: &Value) -> Self {
+        Self { wanted, before: Told::of(before, wanted), waits: None }
+    }
+
+    /// What came of it, as the agents have told it; nothing where they have not.
+    fn look(&mut self, resource: &Value, now: Instant) -> Option<Result<(), String>> {
+        let is_running = resource["properties"]["agentVersion"] == self.wanted;
+        let told = Told::of(resource, self.wanted);
+        let state = told.as_ref().map(|told| told.state.as_str());
+        if is_running {
+            return matches!(state, Some(upgrade_states::SUCCEEDED) | None).then_some(Ok(()));
         }
-        Some(upgrade_states::SUCCEEDED) | None if is_running => Some(Ok(())),
-        _ => None,
+        let told = told.filter(|told| self.before.as_ref() != Some(told));
+        // Told anew once it has told anything else, it is another one.
+        if told.is_some() {
+            self.before = None;
+        }
+        let Some(told) = told.filter(|told| told.state != upgrade_states::RUNNING) else {
+            self.waits = None;
+            return None;
+        };
+        match told.state.as_str() {
+            upgrade_states::ROLLED_BACK | upgrade_states::FAILED => Some(Err(told.message)),
+            upgrade_states::WAITING => {
+                let since = *self.waits.get_or_insert(now);
+                (now.duration_since(since) >= WAITS).then_some(Err(told.message))
+            }
+            _ => None,
+        }
     }
 }
 
@@ -179,15 +241,21 @@ mod tests {
         }
     }
 
+    /// A cluster whose agents have the version `running`, and tell of an upgrade.
+    fn telling(running: &str, version: &str, state: &str, time: &str) -> Value {
+        let error = json!({"message": format!("upgrade to {version}: {state} (Rights): give more"), "time": time});
+        json!({"properties": {
+            "agentVersion": running, "miscellaneousProperties": {"upgradeVersion": version, "upgradeState": state},
+            "arcAgentProfile": {"agentErrors": [{"message": "other"}, error]},
+        }})
+    }
+
     #[test]
     fn u3_what_came_of_another_version_is_what_the_agents_tell_of_that_one() {
+        let now = Instant::now();
         let came = |running: &str, version: &str, state: &str| {
-            let error = json!({"message": format!("upgrade to {version}: {state} (Rights): give more")});
-            let resource = json!({"properties": {
-                "agentVersion": running, "miscellaneousProperties": {"upgradeVersion": version, "upgradeState": state},
-                "arcAgentProfile": {"agentErrors": [{"message": "other"}, error]},
-            }});
-            came_of(&resource, "0.3.0")
+            let mut came = Came::new("0.3.0", &Value::Null);
+            came.look(&telling(running, version, state, "t"), now)
         };
         assert_eq!(came("0.3.0", "0.3.0", "Succeeded"), Some(Ok(())));
         for (running, version, state) in [
@@ -195,15 +263,37 @@ mod tests {
             ("0.3.0", "0.3.0", "Running"),
             ("0.2.0", "0.2.9", "RolledBack"),
             ("0.2.0", "0.3.0", "Succeeded"),
+            ("0.2.0", "0.3.0", "Waiting"),
         ] {
             assert_eq!(came(running, version, state), None, "{running} {version} {state}");
         }
-        for state in ["RolledBack", "Failed", "Waiting"] {
+        for state in ["RolledBack", "Failed"] {
             let message = format!("upgrade to 0.3.0: {state} (Rights): give more");
             assert_eq!(came("0.2.0", "0.3.0", state), Some(Err(message)));
         }
         let silent = json!({"properties": {"agentVersion": "0.3.0"}});
-        assert_eq!((came_of(&silent, "0.3.0"), came_of(&silent, "0.3.1")), (Some(Ok(())), None));
+        let came = |wanted| Came::new(wanted, &Value::Null).look(&silent, now);
+        assert_eq!((came("0.3.0"), came("0.3.1")), (Some(Ok(())), None));
+    }
+
+    /// After rights were given the command failed at once with what the agents had told before.
+    #[test]
+    fn u3_what_the_agents_told_before_and_what_passes_does_not_end_the_command() {
+        let (begun, waits) = (Instant::now(), |time| telling("0.2.0", "0.3.0", "Waiting", time));
+        let mut came = Came::new("0.3.0", &waits("t1"));
+        assert_eq!(came.look(&waits("t1"), begun), None);
+        assert_eq!(came.look(&waits("t1"), begun + 10 * WAITS), None, "it was told before");
+        let later = begun + 20 * WAITS;
+        assert_eq!(came.look(&waits("t2"), later), None);
+        assert_eq!(came.look(&telling("0.2.0", "0.3.0", "Running", "t3"), later + WAITS), None);
+        assert_eq!(came.look(&waits("t4"), later + WAITS), None, "it waits anew");
+        let message = "upgrade to 0.3.0: Waiting (Rights): give more".to_owned();
+        assert_eq!(came.look(&waits("t4"), later + 2 * WAITS), Some(Err(message)));
+
+        let back = |time| telling("0.2.0", "0.3.0", "RolledBack", time);
+        let mut came = Came::new("0.3.0", &back("t1"));
+        assert_eq!(came.look(&back("t1"), begun), None);
+        assert!(came.look(&back("t2"), begun).unwrap().is_err());
     }
 
     #[test]

@@ -112,7 +112,7 @@ impl Kubernetes {
             state.version
         );
         let hint = format!(
-            "wait until it has come to its end: kubectl -n {namespace} get configmap {} -o jsonpath={{.data.state}}; or end it, and what was changed is taken back: kubectl -n {namespace} delete job {}",
+            "wait until it has come to its end: kubectl -n {namespace} get configmap {} -o jsonpath={{.data.state}}; or end it: kubectl -n {namespace} delete job {}. What was changed is taken back then; that version counts as failed and is not tried again here",
             state::OBJECT,
             job::NAME
         );

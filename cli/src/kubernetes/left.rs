@@ -12,7 +12,7 @@ use agent::roles::{
         views::FluxKind,
     },
 };
-use anyhow::anyhow;
+use anyhow::Context as _;
 use kube::{
     Api,
     api::{DynamicObject, ListParams},
@@ -68,8 +68,9 @@ pub struct There {
     pub has_resource: bool,
     /// Namespaces and names of helm's releases.
     pub releases: BTreeSet<(String, String)>,
-    /// Namespaces of Flux's objects, by their kinds' plural names. A kustomization comes first: it is deleted first.
-    pub objects: Vec<(&'static str, BTreeSet<String>)>,
+    /// Namespaces of Flux's objects, by the plural names of their kinds with their groups, as kubectl takes them where
+    /// another group has a kind of that name. A kustomization comes first: it is deleted first.
+    pub objects: Vec<(String, BTreeSet<String>)>,
 }
 
 /// By kind and name.
@@ -94,7 +95,8 @@ impl Kubernetes {
                 }
             }
         }
-        let all = releases::list(&self.client, None, &format!(",{OWNER}")).await.map_err(|problem| anyhow!(problem))?;
+        let all = releases::selected(&self.client, None, &format!(",{OWNER}")).await;
+        let all = all.map_err(Error::from).context("helm's releases cannot be read")?;
         for ((namespace, name), release) in all {
             // One that was taken down and left its history does nothing.
             let Some(owner) = release.owner.clone().filter(|_| release.last().stage != Stage::Uninstalled) else {
@@ -103,8 +105,13 @@ impl Kubernetes {
             found.entry((What::Extension, owner)).or_default().releases.insert((namespace, name));
         }
         for kind in KINDS {
+            let resource = kind.resource();
             for (key, namespaces) in self.of_flux(kind).await? {
-                found.entry(key).or_default().objects.push((kind.names().3, namespaces));
+                found
+                    .entry(key)
+                    .or_default()
+                    .objects
+                    .push((format!("{}.{}", resource.plural, resource.group), namespaces));
             }
         }
         found.retain(|key, _| !going.contains(key));
@@ -218,8 +225,9 @@ pub mod tests {
         assert!(found[&(What::Extension, "alone".to_owned())].has_resource);
         let web = &found[&(What::Extension, "web".to_owned())];
         assert_eq!((web.has_resource, web.releases.len()), (false, 1), "{web:?}");
-        let fleet: Vec<_> = found[&(What::Flux, "fleet".to_owned())].objects.iter().map(|(kind, _)| *kind).collect();
-        assert_eq!(fleet, ["kustomizations", "gitrepositories"]);
+        let fleet: Vec<_> =
+            found[&(What::Flux, "fleet".to_owned())].objects.iter().map(|(kind, _)| kind.as_str()).collect();
+        assert_eq!(fleet, ["kustomizations.kustomize.toolkit.fluxcd.io", "gitrepositories.source.toolkit.fluxcd.io"]);
         assert!(cluster(Vec::new()).managed("towline").await.is_err(), "Secrets that cannot be listed are no answer");
     }
 }

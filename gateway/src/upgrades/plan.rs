@@ -279,7 +279,8 @@ pub fn plan(members: &[Member], offer: Offer<'_>, settings: &Upgrades, said: &Sa
     let mut plan = Plan { fleet: members.iter().filter(|member| member.is_automatic).count(), ..Plan::default() };
     for one in &judged {
         *plan.phases.entry(one.phase).or_default() += 1;
-        let Some(version) = &one.version else { continue };
+        // A version that agents cannot come to by themselves is not rolled out to them.
+        let Some(version) = one.version.as_ref().filter(|_| one.phase != Phase::ByHand) else { continue };
         let of = plan.versions.entry(version.clone()).or_default();
         match one.phase {
             Phase::Pending => of.pending += 1,
@@ -758,6 +759,14 @@ mod tests {
         assert_eq!(wanted("0.2.0", &all), (Some("0.3.4".to_owned()), 0));
         assert_eq!(wanted("0.3.4", &all), (Some("0.4.0".to_owned()), 0));
         assert_eq!(wanted("0.2.0", &["0.4.0"]), (None, 1), "it is shown, and upgraded by hand");
+        let members = [of_version("/c0", "0.2.0")];
+        let plan = plan(&members, Offer::Of(&agents(&["0.4.0"])), &Upgrades::default(), &Said::default(), NOW);
+        let status = plan.status(&Upgrades::default(), &Said::default());
+        assert_eq!(
+            (&status["versions"], &status["clusters"]["by-hand"]),
+            (&json!({}), &json!(1)),
+            "nothing is complete"
+        );
     }
 
     #[test]

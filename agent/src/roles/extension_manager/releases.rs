@@ -142,6 +142,15 @@ fn gather(secrets: impl Iterator<Item = kube::core::ObjectMeta>) -> Releases {
 /// # Errors
 /// What the apiserver says.
 pub async fn list(client: &Client, namespace: Option<&str>, labels: &str) -> Result<Releases, String> {
+    let found = selected(client, namespace, labels).await;
+    found.map_err(|err| format!("helm's releases cannot be read: {}", chain(&err)))
+}
+
+/// As [`list`], with the error as it came.
+///
+/// # Errors
+/// What the apiserver says.
+pub async fn selected(client: &Client, namespace: Option<&str>, labels: &str) -> Result<Releases, kube::Error> {
     let api: Api<Secret> = match namespace {
         Some(namespace) => Api::namespaced(client.clone(), namespace),
         None => Api::all(client.clone()),
@@ -149,8 +158,7 @@ pub async fn list(client: &Client, namespace: Option<&str>, labels: &str) -> Res
     let mut params = ListParams::default().labels(&format!("owner=helm{labels}")).limit(PAGE);
     let mut all = Vec::new();
     for _ in 0..PAGES {
-        let page = api.list_metadata(&params).await;
-        let page = page.map_err(|err| format!("helm's releases cannot be read: {}", chain(&err)))?;
+        let page = api.list_metadata(&params).await?;
         all.extend(page.items.into_iter().map(|secret| secret.metadata));
         match page.metadata.continue_.filter(|token| !token.is_empty()) {
             Some(token) => params.continue_token = Some(token),

@@ -303,6 +303,11 @@ pub fn preparing_max(window: Duration, timeout: Duration) -> Duration {
     timeout.max(PREPARING_MIN) + window
 }
 
+/// How long an upgrade may take that no pod of is cut off, by the `activeDeadlineSeconds` of its Job.
+pub fn usual_max(deadline: Duration) -> Duration {
+    deadline.saturating_sub(SLACK) / 2
+}
+
 /// Decides about a Job that is there.
 pub fn next(seen: Seen, window: Duration, timeout: Duration) -> Next {
     if let Some(going) = seen.going {
@@ -496,5 +501,6 @@ mod tests {
         let job = manifest(&upgrader(), "towline", &Work::Finish { window: WINDOW, timeout: TIMEOUT });
         let deadline = job["spec"]["activeDeadlineSeconds"].as_u64().unwrap();
         assert!(deadline > 6 * (WINDOW + TIMEOUT).as_secs() && deadline < 24 * 3600, "{deadline}");
+        assert_eq!(usual_max(Duration::from_secs(deadline)), 6 * (WINDOW + TIMEOUT));
     }
 }

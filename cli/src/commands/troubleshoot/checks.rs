@@ -1,12 +1,16 @@
 //! The checks, by the names of `az connectedk8s troubleshoot`. What one of them finds goes into the archive.
 
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
-use agent::roles::upgrader::state::{Phase, State as Upgrade};
+use agent::roles::upgrader::{
+    job,
+    state::{Phase, State as Upgrade},
+};
 use base64::{Engine, engine::general_purpose::STANDARD as BASE64};
 use certs::Credentials;
 use daemon::chain;
 use http::StatusCode;
+use k8s_openapi::api::core::v1::Pod;
 use serde_json::Value;
 use time::OffsetDateTime;
 use types::{
@@ -26,7 +30,8 @@ use crate::{
         contexts_of,
         installed::group_and_name,
         place::{
-            CONFIG_MAP, CONNECTED_CLUSTER, DEPLOYMENT, EXTENSION_CONFIG, FLUX_CONFIG, GIT_CONFIG, NAMESPACE, SECRET,
+            CONFIG_MAP, CONNECTED_CLUSTER, DEPLOYMENT, EXTENSION_CONFIG, FLUX_CONFIG, GIT_CONFIG, JOB, NAMESPACE, POD,
+            SECRET,
         },
         pods::PODS,
         turn::Turn,
@@ -146,22 +151,67 @@ async fn upgrade(cluster: &Kubernetes, namespace: &str, bundle: &mut Bundle) -> 
         Ok(there) => there.unwrap_or_default()["metadata"]["labels"][VERSION_LABEL].as_str().map(str::to_owned),
         Err(_) => None,
     };
-    let obstacle = match &state {
-        Some(state) if state.phase.is_running() => cluster.obstacle_of_job(namespace, UPGRADE_JOB).await,
-        _ => None,
+    let now = SystemTime::now();
+    let (mut obstacle, mut minutes) = (None, UPGRADE_MINUTES);
+    if let Some(state) = state.as_ref().filter(|state| state.phase.is_running()) {
+        let of_job = cluster.get(&Place::within(JOB, namespace, UPGRADE_JOB)).await.ok().flatten();
+        minutes = upgrade_minutes(&of_job.unwrap_or_default());
+        obstacle = cluster.obstacle_of_job(namespace, UPGRADE_JOB).await;
+        if obstacle.is_none() {
+            let its = format!("app.kubernetes.io/name={UPGRADE_JOB}");
+            let pods = cluster.list(&Place::within(POD, namespace, ""), &its).await.unwrap_or_default();
+            obstacle = held_up(pods, minutes_of(state, now) > minutes && !state.is_tried_again, now);
+        }
+    }
+    judge_upgrade(state.as_ref(), installed.as_deref(), obstacle.as_deref(), minutes, now)
+}
+
+/// What the upgrader sees in the pods of its Job, beyond what holds up any Job: a machine that is lost, an image that
+/// cannot be pulled, and of one that is late also a container that does not come to its end.
+fn held_up(pods: Vec<Value>, is_late: bool, now: SystemTime) -> Option<String> {
+    let pods = pods.into_iter().filter_map(|pod| serde_json::from_value::<Pod>(pod).ok());
+    // One that is deleted goes by itself in seconds.
+    let is_just_going = |pod: &Pod| {
+        let deleted = pod.metadata.deletion_timestamp.as_ref().map(|time| SystemTime::from(time.0));
+        deleted.is_some_and(|deleted| now < deleted + GOING)
     };
-    judge_upgrade(state.as_ref(), installed.as_deref(), obstacle.as_deref(), SystemTime::now())
+    let pods: Vec<Pod> = pods.filter(|pod| !is_just_going(pod)).collect();
+    // A container that failed once is followed by another one.
+    let trouble = job::trouble(&pods).filter(|trouble| trouble.is_final || trouble.reason != "DoesNotStart");
+    let trouble = trouble.or_else(|| (is_late && !pods.is_empty()).then(|| job::unended(&pods, &[])));
+    trouble.map(|trouble| trouble.message)
+}
+
+/// How long a pod may be on its way out.
+const GOING: Duration = Duration::from_secs(60);
+
+/// After how many minutes an upgrade counts as held up: by the times that this one has, which its Job names.
+fn upgrade_minutes(of_job: &Value) -> i64 {
+    let deadline = of_job["spec"]["activeDeadlineSeconds"].as_u64().unwrap_or_default();
+    let usual = job::usual_max(Duration::from_secs(deadline)).as_secs() / 60;
+    UPGRADE_MINUTES.max(i64::try_from(usual).unwrap_or(UPGRADE_MINUTES))
+}
+
+fn minutes_of(state: &Upgrade, now: SystemTime) -> i64 {
+    instants::parse(&state.time).map_or(0, |since| (OffsetDateTime::from(now) - since).whole_minutes())
 }
 
 const UPGRADE: &str = "agent_upgrade_check";
-const UPGRADE_JOB: &str = agent::roles::upgrader::job::NAME;
+const UPGRADE_JOB: &str = job::NAME;
 
-/// An upgrade that runs longer is held up: three stages of new pods, and the way back, by the times that upgrades have
+/// An upgrade that runs longer is held up, and later one whose times are longer: three stages of new pods, and the way back, by the times that upgrades have
 /// where nobody has set others.
 const UPGRADE_MINUTES: i64 = 90;
 
-/// `installed`: the version that the agents' objects name; `obstacle`: what holds up the Job of one that runs.
-fn judge_upgrade(state: Option<&Upgrade>, installed: Option<&str>, obstacle: Option<&str>, now: SystemTime) -> Finding {
+/// `installed`: the version that the agents' objects name; `obstacle`: what holds up the Job of one that runs; `longest`:
+/// minutes that it may run.
+fn judge_upgrade(
+    state: Option<&Upgrade>,
+    installed: Option<&str>,
+    obstacle: Option<&str>,
+    longest: i64,
+    now: SystemTime,
+) -> Finding {
     let Some(state) = state else {
         return Finding::new(UPGRADE, State::Passed, "no upgrade of the agents was begun");
     };
@@ -176,10 +226,8 @@ fn judge_upgrade(state: Option<&Upgrade>, installed: Option<&str>, obstacle: Opt
     match state.phase {
         Phase::Succeeded => Finding::new(UPGRADE, State::Passed, said),
         Phase::Preparing | Phase::Applying | Phase::Undoing => {
-            let minutes =
-                instants::parse(&state.time).map_or(0, |since| (OffsetDateTime::from(now) - since).whole_minutes());
             // One that was tried again has waited since then.
-            let is_late = minutes > UPGRADE_MINUTES && !state.is_tried_again;
+            let is_late = minutes_of(state, now) > longest && !state.is_tried_again;
             match obstacle {
                 None if !is_late => Finding::new(UPGRADE, State::Passed, said),
                 obstacle => {
@@ -290,11 +338,22 @@ async fn left_behind(api: &Api, id: &ResourceId, cluster: &Kubernetes, namespace
     // The cluster first: what is made in between is known at the gateway.
     let there = match cluster.managed(namespace).await {
         Ok(there) => there,
-        Err(error) => return Finding::new(LEFT, State::Incomplete, format!("{error:#}")),
+        Err(error) => return unlooked(&error),
     };
     match left::known(api, id).await {
         Ok(known) => judge_left(left::lines(&there, &known, namespace)),
-        Err(failure) => Finding::new(LEFT, State::Incomplete, format!("{:#}", failure.into_error())),
+        Err(failure) => unlooked(&failure.into_error()),
+    }
+}
+
+/// It needs more rights than the other checks: who has not got them, or has a gateway that does not know all three kinds,
+/// has no fault to see to.
+fn unlooked(error: &anyhow::Error) -> Finding {
+    let is_refused = error.downcast_ref().is_some_and(kubernetes::Error::is_forbidden)
+        || error.downcast_ref::<ApiError>().is_some_and(|error| matches!(error.status.as_u16(), 403 | 404));
+    match is_refused {
+        true => Finding::new(LEFT, State::Passed, format!("not looked for, because you may not: {error:#}")),
+        false => Finding::new(LEFT, State::Incomplete, format!("{error:#}")),
     }
 }
 
@@ -613,8 +672,6 @@ fn judge_network(name: &'static str, said: &Value) -> Finding {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use certs::{Authority, Validity};
     use serde_json::json;
 
@@ -634,6 +691,40 @@ mod tests {
         assert!(found.remedies[1].contains("helm -n web uninstall web"), "{:?}", found.remedies);
     }
 
+    /// Who may not read Secrets of all namespaces had an exit code of 1 for it.
+    #[test]
+    fn g11_what_may_not_be_looked_for_is_no_fault() {
+        let refused = |code| {
+            let status = kube::core::Status::failure("secrets is forbidden", "Forbidden").with_code(code).boxed();
+            unlooked(&anyhow::Error::from(kubernetes::Error::from(kube::Error::Api(status))).context("helm's releases"))
+        };
+        let found = refused(403);
+        assert!(found.state == State::Passed && found.detail.contains("secrets is forbidden"), "{}", found.detail);
+        assert!(refused(500).state == State::Incomplete);
+    }
+
+    #[test]
+    fn u1_what_holds_the_job_of_an_upgrade_up_is_named() {
+        let now = SystemTime::UNIX_EPOCH + Duration::from_secs(3600);
+        let pod = |deleted: Value, state: Value| {
+            json!({"metadata": {"name": "p", "deletionTimestamp": deleted}, "spec": {"nodeName": "n1", "containers": []},
+                "status": {"phase": "Running", "containerStatuses": [{"name": "upgrade", "image": "a:2", "imageID": "",
+                    "ready": true, "restartCount": 0, "state": state}]}})
+        };
+        let (runs, pulls) = (json!({"running": {}}), json!({"waiting": {"reason": "ImagePullBackOff"}}));
+        let lost = held_up(vec![pod(json!("1970-01-01T00:50:00Z"), runs.clone())], false, now).unwrap();
+        assert!(lost.contains("node n1"), "{lost}");
+        assert_eq!(held_up(vec![pod(json!("1970-01-01T00:59:59Z"), runs.clone())], false, now), None, "it goes");
+        let pulls = held_up(vec![pod(Value::Null, pulls)], false, now).unwrap();
+        assert!(pulls.contains("a:2 cannot be pulled"), "{pulls}");
+        let works = || vec![pod(Value::Null, runs.clone())];
+        assert_eq!(held_up(works(), false, now), None);
+        assert!(held_up(works(), true, now).unwrap().contains("does not come to its end"));
+        let longest = |deadline: Value| upgrade_minutes(&json!({"spec": {"activeDeadlineSeconds": deadline}}));
+        assert_eq!((longest(Value::Null), longest(json!(12_960))), (UPGRADE_MINUTES, UPGRADE_MINUTES));
+        assert_eq!(longest(json!(12 * 7200 + 3600)), 12 * 60, "a window and a timeout of an hour each");
+    }
+
     #[test]
     fn u1_upgrade_that_waits_or_was_taken_back_is_a_finding_with_its_remedy() {
         let now = SystemTime::UNIX_EPOCH;
@@ -641,10 +732,16 @@ mod tests {
         for (phase, passes) in
             [(Phase::Succeeded, true), (Phase::Applying, true), (Phase::Waiting, false), (Phase::RolledBack, false)]
         {
-            let found = judge_upgrade(Some(&state.at(phase, "Rights", "what to do", now)), Some("0.2.0"), None, now);
+            let found = judge_upgrade(
+                Some(&state.at(phase, "Rights", "what to do", now)),
+                Some("0.2.0"),
+                None,
+                UPGRADE_MINUTES,
+                now,
+            );
             assert_eq!((found.state == State::Passed, found.remedies.is_empty()), (passes, passes), "{}", found.detail);
         }
-        assert!(judge_upgrade(None, None, None, now).state == State::Passed);
+        assert!(judge_upgrade(None, None, None, UPGRADE_MINUTES, now).state == State::Passed);
         // Upgraded by hand since.
         for (phase, installed, passes) in [
             (Phase::RolledBack, Some("0.3.0"), true),
@@ -653,7 +750,13 @@ mod tests {
             (Phase::Failed, Some("0.3.0"), false),
             (Phase::RolledBack, None, false),
         ] {
-            let found = judge_upgrade(Some(&state.at(phase, "Crash", "what to do", now)), installed, None, now);
+            let found = judge_upgrade(
+                Some(&state.at(phase, "Crash", "what to do", now)),
+                installed,
+                None,
+                UPGRADE_MINUTES,
+                now,
+            );
             assert_eq!(found.state == State::Passed, passes, "{phase:?} {installed:?}: {}", found.detail);
         }
     }
@@ -665,7 +768,7 @@ mod tests {
         let state = Upgrade::new("0.3.0", "0.2.0", None, begun);
         for phase in [Phase::Preparing, Phase::Applying, Phase::Undoing] {
             let state = state.at(phase, "", "", begun);
-            let judged = |obstacle, now| judge_upgrade(Some(&state), Some("0.2.0"), obstacle, now);
+            let judged = |obstacle, now| judge_upgrade(Some(&state), Some("0.2.0"), obstacle, UPGRADE_MINUTES, now);
             assert!(judged(None, begun).state == State::Passed);
             let refused = judged(Some("exceeded quota"), begun);
             assert!(refused.state == State::Failed && refused.detail.contains("exceeded quota"), "{}", refused.detail);
@@ -674,7 +777,7 @@ mod tests {
         }
         let waits = state.at(Phase::Waiting, "Rights", "m", begun);
         let again = Upgrade::new("0.3.0", "0.2.0", Some(&waits), later).after(Some(&waits));
-        assert!(judge_upgrade(Some(&again), Some("0.2.0"), None, later).state == State::Passed);
+        assert!(judge_upgrade(Some(&again), Some("0.2.0"), None, UPGRADE_MINUTES, later).state == State::Passed);
     }
 
     #[test]
