@@ -23,7 +23,7 @@ use types::{
 
 use crate::{
     core::Core,
-    reload::Reloader,
+    reload::{ReloadError, Reloader},
     replicas::{LEASE, show},
     sessions::EndReason,
     upgrades,
@@ -141,6 +141,9 @@ async fn drain(State(admin): Shared) -> Response {
 async fn reload(State(admin): Shared) -> Response {
     match admin.reloader.reload().await {
         Ok(()) => "reloaded\n".into_response(),
+        Err(error @ ReloadError::Audit(_)) => {
+            (StatusCode::INTERNAL_SERVER_ERROR, format!("{}\n", daemon::chain(&error))).into_response()
+        }
         Err(error) => {
             (StatusCode::UNPROCESSABLE_ENTITY, format!("the old configuration stays: {error}\n")).into_response()
         }

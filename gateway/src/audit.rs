@@ -13,9 +13,10 @@ use std::{
     fs::File,
     io,
     net::{IpAddr, SocketAddr},
-    os::fd::AsFd,
+    os::{fd::AsFd, unix::fs::MetadataExt as _},
+    path::{Path, PathBuf},
     sync::{
-        Arc,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
     time::{Duration, Instant, SystemTime},
@@ -34,7 +35,7 @@ use types::{
 use self::{
     line::{Known, Text},
     sampled::Sampled,
-    writer::Entry,
+    writer::{Entry, Next},
 };
 use crate::{
     config::AuditTo,
@@ -314,6 +315,29 @@ pub struct AuditLog {
     sampled: Sampled,
     dropped: Arc<AtomicU64>,
     replica: Option<String>,
+    /// Where there is a file.
+    file: Option<OpenFile>,
+    next: Next,
+}
+
+/// The file that records go to.
+struct OpenFile {
+    path: PathBuf,
+    /// Device and inode of what is open.
+    is: Mutex<(u64, u64)>,
+}
+
+/// Device and inode.
+fn identity(of: &std::fs::Metadata) -> (u64, u64) {
+    (of.dev(), of.ino())
+}
+
+/// Opens a file to append to, and says which one that is.
+async fn appended(path: &Path) -> io::Result<(File, (u64, u64))> {
+    let mut options = tokio::fs::OpenOptions::new();
+    let file = options.create(true).append(true).mode(0o600).open(path).await?;
+    let is = identity(&file.metadata().await?);
+    Ok((file.into_std().await, is))
 }
 
 impl AuditLog {
@@ -324,26 +348,47 @@ impl AuditLog {
         tasks: &TaskGroup,
         shutdown: &Shutdown,
     ) -> io::Result<Arc<Self>> {
-        let sink = match to {
-            AuditTo::Stdout => File::from(io::stdout().as_fd().try_clone_to_owned()?),
+        let (sink, file) = match to {
+            AuditTo::Stdout => (File::from(io::stdout().as_fd().try_clone_to_owned()?), None),
             AuditTo::File(path) => {
-                let mut options = tokio::fs::OpenOptions::new();
-                options.create(true).append(true).mode(0o600).open(path).await?.into_std().await
+                let (sink, is) = appended(path).await?;
+                (sink, Some(OpenFile { path: path.clone(), is: Mutex::new(is) }))
             }
         };
-        Self::start(Box::new(sink), replica, tasks, shutdown)
+        Self::start(Box::new(sink), file, replica, tasks, shutdown)
+    }
+
+    /// Opens the file again where another one, or none, has its name by now: it was rotated. Records that come from then
+    /// on go there; where it cannot be opened, to the former one.
+    pub async fn reopen(&self) -> io::Result<()> {
+        let Some(file) = &self.file else { return Ok(()) };
+        let now = match tokio::fs::metadata(&file.path).await {
+            Ok(now) => Some(identity(&now)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            Err(error) => return Err(error),
+        };
+        if now == Some(*file.is.lock().unwrap_or_else(PoisonError::into_inner)) {
+            return Ok(());
+        }
+        let (sink, is) = appended(&file.path).await?;
+        *file.is.lock().unwrap_or_else(PoisonError::into_inner) = is;
+        self.next.put(Box::new(sink));
+        tracing::info!(path = %file.path.display(), "the file of audit records was opened again");
+        Ok(())
     }
 
     fn start(
-        sink: Box<dyn io::Write + Send>,
+        sink: writer::Sink,
+        file: Option<OpenFile>,
         replica: Option<String>,
         tasks: &TaskGroup,
         shutdown: &Shutdown,
     ) -> io::Result<Arc<Self>> {
         let (queue, entries) = mpsc::channel(QUEUE_RECORDS);
-        let dropped = Arc::new(AtomicU64::new(0));
-        tasks.spawn("audit", writer::start(sink, replica.clone(), entries, Arc::clone(&dropped), shutdown.clone())?);
-        Ok(Arc::new(Self { queue, sampled: Sampled::default(), dropped, replica }))
+        let (dropped, next) = (Arc::new(AtomicU64::new(0)), Next::default());
+        let counted = Arc::clone(&dropped);
+        tasks.spawn("audit", writer::start(sink, next.clone(), replica.clone(), entries, counted, shutdown.clone())?);
+        Ok(Arc::new(Self { queue, sampled: Sampled::default(), dropped, replica, file, next }))
     }
 
     /// Whether there was room for it; it is counted otherwise.
@@ -449,7 +494,8 @@ impl AuditLog {
     #[cfg(test)]
     pub fn nowhere() -> Arc<Self> {
         let queue = mpsc::channel(1).0;
-        Arc::new(Self { queue, sampled: Sampled::default(), dropped: Arc::default(), replica: None })
+        let (sampled, dropped) = (Sampled::default(), Arc::default());
+        Arc::new(Self { queue, sampled, dropped, replica: None, file: None, next: Next::default() })
     }
 
     /// The end of the log: lines for what has no record and is told by no later one, of requests and of so many refused
@@ -534,12 +580,54 @@ mod tests {
         assert_eq!(metrics.requests.now(), 0);
     }
 
+    /// Records went to the file that was moved away, or deleted, for ever.
+    #[tokio::test]
+    async fn k11_a_file_that_is_moved_or_deleted_is_made_again_at_a_reload() {
+        let dir = tempfile::tempdir().unwrap();
+        let (file, old) = (dir.path().join("audit.jsonl"), dir.path().join("audit.jsonl.1"));
+        let (tasks, shutdown, metrics) = (TaskGroup::new("test"), Shutdown::new(), Arc::new(Metrics::new()));
+        let log = AuditLog::open(&AuditTo::File(file.clone()), None, &tasks, &shutdown).await.unwrap();
+        let write = async |path: &str| {
+            record(&log, &metrics).path(path);
+            log.flush().await;
+        };
+        let paths = |of: &Path| -> Vec<String> {
+            let line = |line: &str| {
+                serde_json::from_str::<serde_json::Value>(line).unwrap()["path"].as_str().unwrap().to_owned()
+            };
+            std::fs::read_to_string(of).unwrap().lines().map(line).collect()
+        };
+        write("/1").await;
+        // Nothing has happened to it.
+        log.reopen().await.unwrap();
+        write("/2").await;
+        std::fs::rename(&file, &old).unwrap();
+        write("/3").await;
+        log.reopen().await.unwrap();
+        write("/4").await;
+        assert_eq!((paths(&old), paths(&file)), (vec!["/1".into(), "/2".into(), "/3".into()], vec!["/4".into()]));
+        let mode = std::fs::metadata(&file).unwrap().mode();
+        assert_eq!(mode & 0o777, 0o600);
+        // One that somebody else has made in its place is appended to.
+        std::fs::remove_file(&file).unwrap();
+        std::fs::write(&file, "{\"path\":\"/made\"}\n").unwrap();
+        log.reopen().await.unwrap();
+        write("/5").await;
+        assert_eq!(paths(&file), ["/made", "/5"]);
+        // Where none can be made, the former one stays.
+        std::fs::rename(&file, &old).unwrap();
+        std::fs::create_dir(&file).unwrap();
+        assert!(log.reopen().await.is_err());
+        write("/6").await;
+        assert_eq!(paths(&old), ["/made", "/5", "/6"]);
+    }
+
     #[tokio::test]
     async fn a_full_queue_drops_and_counts_and_never_waits() {
         let (tasks, shutdown, metrics) = (TaskGroup::new("test"), Shutdown::new(), Arc::new(Metrics::new()));
         // A pipe that nobody reads.
         let (_reader, sink) = io::pipe().unwrap();
-        let log = AuditLog::start(Box::new(sink), None, &tasks, &shutdown).unwrap();
+        let log = AuditLog::start(Box::new(sink), None, None, &tasks, &shutdown).unwrap();
         // The queue, and what the writer holds meanwhile.
         for _ in 0..QUEUE_RECORDS + 4096 {
             let mut record = record(&log, &metrics);
@@ -555,7 +643,7 @@ mod tests {
     async fn what_nobody_knows_whose_it_is_leaves_room_for_the_rest() {
         let (tasks, shutdown, metrics) = (TaskGroup::new("test"), Shutdown::new(), Arc::new(Metrics::new()));
         let (_reader, sink) = io::pipe().unwrap();
-        let log = AuditLog::start(Box::new(sink), None, &tasks, &shutdown).unwrap();
+        let log = AuditLog::start(Box::new(sink), None, None, &tasks, &shutdown).unwrap();
         // From many networks: each has its share of records.
         for n in 0..u32::try_from(QUEUE_RECORDS).unwrap() + 4096 {
             let user = SocketAddr::new(std::net::Ipv4Addr::from(n << 8).into(), 5);

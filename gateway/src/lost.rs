@@ -13,6 +13,7 @@ use crate::{
     config::Config,
     issuer::{KEYS_FILE, KeptError, Keys, KeysError},
     issuer_state,
+    replicas::LEASE,
     store::{
         Store, StoreError,
         look::Found,
@@ -29,6 +30,21 @@ pub enum LostError {
     /// The file is there, so nothing is lost.
     #[error("{} is there and is the right one: nothing is lost, and nothing was changed", .0.display())]
     NotLost(PathBuf),
+    /// Others have the key.
+    #[error(
+        "gateways run on this store and have its key: {}; nothing was changed. Copy the file of `[api] store_key_file` \
+         from one of them to {}. If it is lost there too, stop all of them first; the lease of one that was killed lasts \
+         {} seconds",
+        .running.join(", "),
+        .path.display(),
+        LEASE.as_secs()
+    )]
+    Running {
+        /// The names of their replicas.
+        running: Vec<String>,
+        /// The file that is missing here, or another one.
+        path: PathBuf,
+    },
     /// The old file cannot be put aside.
     #[error("{} cannot be put aside", .0.display())]
     Aside(PathBuf, #[source] io::Error),
@@ -49,7 +65,8 @@ pub enum LostError {
     Store(#[from] StoreError),
 }
 
-/// Takes all protected settings out of the store, whose key is lost, and makes another key. The gateway must not run.
+/// Takes all protected settings out of the store, whose key is lost, and makes another key. No gateway of the
+/// store may run: it has the key.
 ///
 /// # Errors
 /// [`LostError`]; stopped in between, it can be run again.
@@ -65,6 +82,11 @@ pub async fn store_key(config: &Config) -> Result<Value, LostError> {
         // A key that cannot be read is not lost: its file is to be put right.
         Err(error) => return Err(error.into()),
     }
+    // What is kept belongs to them too, and nothing of it can be opened any more afterwards.
+    let running = Store::running(&url, LEASE).await?;
+    if !running.is_empty() {
+        return Err(LostError::Running { running, path: path.clone() });
+    }
     let kept = aside(path)?;
     let protector = Protector::open_or_create(path)?;
     let store = Store::open(&url).await?;
@@ -78,9 +100,19 @@ pub async fn store_key(config: &Config) -> Result<Value, LostError> {
         "made": path,
         "put aside": kept,
         "resources without their protected settings": forgotten,
-        "next": "Start the gateway, and set the protected settings of clusters anew.",
+        "next": if issuer_state::shared(config).is_some() { NEXT_SHARED } else { NEXT_SETTINGS },
     }))
 }
+
+/// What is to be done once the store has another key.
+const NEXT_SETTINGS: &str = "Start the gateway, and set the protected settings of clusters anew.";
+
+/// The same where the store had the built-in issuer's accounts.
+const NEXT_SHARED: &str = "The protected settings of clusters and all that the built-in issuer had are gone: its signing \
+                           keys, users, service principals and sign-ins. Copy the new key to every gateway of this \
+                           store. Then: `towline-gateway replace-lost issuer-key`; start the gateways; \
+                           `towline-gateway recover-owner`; connect every cluster again (`towline connect`); make users \
+                           and service principals and set protected settings anew.";
 
 /// What is to be done once the built-in issuer has another key.
 const NEXT: &str = "Start the gateway. Everybody signs in again. Clusters refuse the new key, which none that they know \

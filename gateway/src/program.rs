@@ -67,7 +67,7 @@ enum Command {
     /// subscription. Prints what to sign in with, once, as JSON. The gateway may run or not.
     RecoverOwner,
     /// Makes another key in place of one that is lost for good, with all that it protected. Refuses while the key is
-    /// there. Stop the gateway first.
+    /// there, or while others that share the database run with it. Stop all gateways first.
     ReplaceLost {
         /// The key that is lost.
         #[arg(value_enum)]

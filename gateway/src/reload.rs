@@ -40,6 +40,11 @@ pub enum ReloadError {
     /// An issuer cannot be set up.
     #[error(transparent)]
     Issuers(#[from] IssuersError),
+    /// The file of audit records, which has another name now. All else was taken.
+    #[error(
+        "the configuration was reloaded, and the file of audit records cannot be opened again; they go on to the former one"
+    )]
+    Audit(#[source] std::io::Error),
 }
 
 /// Reloads a gateway's configuration.
@@ -68,9 +73,10 @@ impl Reloader {
     }
 
     /// Reads the file again: clusters, issuers, grants, disabled users, sessions, limits, and the files of
-    /// certificates.
+    /// certificates. Audit records go to a new file where theirs was moved away, whatever comes of the rest.
     pub async fn reload(&self) -> Result<(), ReloadError> {
         let _alone = self.one_at_a_time.lock().await;
+        let reopened = self.core.audit.reopen().await;
         let result = self.try_reload();
         match &result {
             Ok(()) => tracing::info!(generation = self.core.snapshots.generation(), "configuration reloaded"),
@@ -79,7 +85,11 @@ impl Reloader {
                 tracing::error!(error = %error, "configuration not reloaded; the old one stays");
             }
         }
-        result
+        if let Err(error) = &reopened {
+            self.core.metrics.reloads_failed.increment(1);
+            tracing::error!(%error, "the file of audit records cannot be opened again; they go on to the former one");
+        }
+        result.and(reopened.map_err(ReloadError::Audit))
     }
 
     fn try_reload(&self) -> Result<(), ReloadError> {

@@ -177,7 +177,8 @@ impl StoreError {
     }
 
     /// Whether the database cannot be used for now, and the same may succeed later: it cannot be reached, starts,
-    /// stops, was failed over, has no connection to spare, or others hold what is asked for.
+    /// stops, was failed over, has no connection or room to spare, does not let the gateway in, or others hold what is
+    /// asked for.
     pub fn is_unavailable(&self) -> bool {
         let Self::Database(error) = self else { return false };
         match error {
@@ -188,11 +189,13 @@ impl StoreError {
             | sqlx::Error::WorkerCrashed
             // A balancer that has no server closes what it has accepted, in the middle of a greeting.
             | sqlx::Error::Protocol(_) => true,
-            // Class 08: connections. 25006: a primary that has become a standby. 53300: too many connections.
-            // 55P03, 57014: a lock or an answer took too long. 57P01 to 57P05: the server stops, starts, or cut it off.
+            // Class 08: connections. 25006: a primary that has become a standby. 28: the password was changed. 53: no
+            // room on its disk, no memory, too many connections. 55P03: a lock took too long. 57: an answer did, or the
+            // server stops, starts, or cut it off. 58: its disk fails. SQLite's codes are shorter.
             _ => self.sql_state().is_some_and(|state| {
-                let known = ["25006", "40001", "40P01", "53300", "55P03", "57014"];
-                state.starts_with("08") || state.starts_with("57P0") || known.contains(&state.as_ref())
+                let (classes, known) = (["08", "28", "53", "57", "58"], ["25006", "40001", "40P01", "55P03"]);
+                let of_class = |class| state.len() == 5 && state.starts_with(class);
+                classes.into_iter().any(of_class) || known.contains(&state.as_ref())
             }),
         }
     }

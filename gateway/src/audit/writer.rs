@@ -8,7 +8,7 @@
 use std::{
     io::{self, Write},
     sync::{
-        Arc,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
@@ -41,15 +41,42 @@ pub(super) enum Entry {
     Flush(oneshot::Sender<()>),
 }
 
+/// Where lines go.
+pub(super) type Sink = Box<dyn Write + Send>;
+
+/// Where lines are to go from now on, until the writer has taken it.
+#[derive(Clone, Default)]
+pub(super) struct Next(Arc<Mutex<Option<Sink>>>);
+
+impl Next {
+    /// The last one counts.
+    pub(super) fn put(&self, sink: Sink) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(sink);
+    }
+
+    fn take(&self) -> Option<Sink> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}
+
 /// Where lines go, and those that are on their way there.
 struct Lines {
-    sink: Box<dyn Write + Send>,
+    sink: Sink,
+    next: Next,
     batch: Vec<u8>,
+    /// What the sink has taken of a line of which it has not taken the rest.
+    begun: Vec<u8>,
 }
 
 impl Lines {
     /// Keeps what was not taken.
     fn write(&mut self) -> io::Result<()> {
+        if let Some(next) = self.next.take() {
+            self.sink = next;
+            // No line is torn in two files: the next one has all of it.
+            self.begun.append(&mut self.batch);
+            std::mem::swap(&mut self.begun, &mut self.batch);
+        }
         let mut taken = 0;
         let result = loop {
             if taken == self.batch.len() {
@@ -62,6 +89,12 @@ impl Lines {
                 Err(error) => break Err(error),
             }
         };
+        for bytes in self.batch[..taken].split_inclusive(|byte| *byte == b'\n') {
+            self.begun.extend_from_slice(bytes);
+            if bytes.ends_with(b"\n") {
+                self.begun.clear();
+            }
+        }
         self.batch.drain(..taken);
         result
     }
@@ -70,14 +103,15 @@ impl Lines {
 /// Starts the thread. What is returned ends with it, or when all is closed and a write does not end: nobody need read
 /// the standard output.
 pub(super) fn start(
-    sink: Box<dyn Write + Send>,
+    sink: Sink,
+    next: Next,
     replica: Option<String>,
     entries: mpsc::Receiver<Entry>,
     dropped: Arc<AtomicU64>,
     shutdown: Shutdown,
 ) -> io::Result<impl Future<Output = ()> + Send + 'static> {
     let (ends, mut ended) = oneshot::channel();
-    let written = run(sink, replica, entries, Arc::clone(&dropped), shutdown.clone());
+    let written = run(sink, next, replica, entries, Arc::clone(&dropped), shutdown.clone());
     // Its clock is made there: where there is no thread, it could not be dropped here.
     std::thread::Builder::new().name("audit".to_owned()).spawn(move || {
         let clock = tokio::runtime::Builder::new_current_thread().enable_time().build();
@@ -103,13 +137,14 @@ pub(super) fn start(
 
 /// Writes until closed. Returns how many records it has told the log were dropped: all of them, however it ends.
 async fn run(
-    sink: Box<dyn Write + Send>,
+    sink: Sink,
+    next: Next,
     replica: Option<String>,
     mut entries: mpsc::Receiver<Entry>,
     dropped: Arc<AtomicU64>,
     shutdown: Shutdown,
 ) -> u64 {
-    let mut lines = Lines { sink, batch: Vec::new() };
+    let mut lines = Lines { sink, next, batch: Vec::new(), begun: Vec::new() };
     let mut flushes: Vec<oneshot::Sender<()>> = Vec::new();
     let (mut said, mut wrote) = (Said::default(), false);
     loop {
@@ -182,7 +217,7 @@ impl Said {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::{Mutex, MutexGuard};
+    use std::sync::MutexGuard;
 
     use daemon::TaskGroup;
     use futures_util::FutureExt as _;
@@ -222,7 +257,7 @@ mod tests {
     async fn a_full_disk_tears_and_loses_no_record() {
         let (disk, tasks, shutdown) = (Disk::default(), TaskGroup::new("test"), Shutdown::new());
         let (queue, entries) = mpsc::channel(100);
-        let written = run(Box::new(disk.clone()), None, entries, Arc::default(), shutdown.clone());
+        let written = run(Box::new(disk.clone()), Next::default(), None, entries, Arc::default(), shutdown.clone());
         tasks.spawn("audit", written.map(drop));
         let mut expected = Vec::new();
         for room in [0, 7, 3, 100, 1, 12] {
@@ -243,11 +278,35 @@ mod tests {
         assert_eq!(String::from_utf8_lossy(&disk.lock().0), String::from_utf8_lossy(&expected));
     }
 
+    /// Of the line in which the former file became full, the next one has all.
+    #[tokio::test(start_paused = true)]
+    async fn what_a_full_disk_did_not_take_whole_is_whole_in_the_next_file() {
+        let (former, other, next) = (Disk::default(), Disk::default(), Next::default());
+        (former.lock().1, other.lock().1) = (11, usize::MAX);
+        let (tasks, shutdown) = (TaskGroup::new("test"), Shutdown::new());
+        let (queue, entries) = mpsc::channel(100);
+        let written = run(Box::new(former.clone()), next.clone(), None, entries, Arc::default(), shutdown.clone());
+        tasks.spawn("audit", written.map(drop));
+        for n in 1..=3 {
+            queue.send(Entry::Line(format!("{{\"n\":{n}}}\n").into_bytes())).await.unwrap();
+        }
+        let (done, mut written) = oneshot::channel();
+        queue.send(Entry::Flush(done)).await.unwrap();
+        // Room for some more bytes of the same line, while it waits.
+        assert!(tokio::time::timeout(RETRY / 2, &mut written).await.is_err());
+        former.lock().1 = 2;
+        assert!(tokio::time::timeout(RETRY, &mut written).await.is_err());
+        assert_eq!(String::from_utf8_lossy(&former.lock().0), "{\"n\":1}\n{\"n\":");
+        next.put(Box::new(other.clone()));
+        written.await.unwrap();
+        assert_eq!(String::from_utf8_lossy(&other.lock().0), "{\"n\":2}\n{\"n\":3}\n");
+    }
+
     #[tokio::test(start_paused = true)]
     async fn a_disk_that_stays_full_does_not_hold_up_the_end() {
         let (tasks, shutdown) = (TaskGroup::new("test"), Shutdown::new());
         let (queue, entries) = mpsc::channel(100);
-        let written = run(Box::<Disk>::default(), None, entries, Arc::default(), shutdown.clone());
+        let written = run(Box::<Disk>::default(), Next::default(), None, entries, Arc::default(), shutdown.clone());
         let writer = tasks.spawn_task("audit", written.map(drop));
         queue.send(Entry::Line(b"{}\n".to_vec())).await.unwrap();
         shutdown.close();
@@ -262,7 +321,7 @@ mod tests {
             disk.lock().1 = room;
             let (queue, entries) = mpsc::channel(100);
             queue.send(Entry::Line(b"{}\n".to_vec())).await.unwrap();
-            let written = run(Box::new(disk), None, entries, Arc::clone(&dropped), shutdown.clone());
+            let written = run(Box::new(disk), Next::default(), None, entries, Arc::clone(&dropped), shutdown.clone());
             let mut written = std::pin::pin!(written);
             // The line is written, or waits to be tried again.
             assert!(tokio::time::timeout(RETRY / 2, written.as_mut()).await.is_err());
@@ -277,7 +336,7 @@ mod tests {
         let (tasks, shutdown) = (TaskGroup::new("test"), Shutdown::new());
         let (queue, entries) = mpsc::channel(100);
         let (_reader, pipe) = io::pipe().unwrap();
-        let writer = start(Box::new(pipe), None, entries, Arc::default(), shutdown.clone()).unwrap();
+        let writer = start(Box::new(pipe), Next::default(), None, entries, Arc::default(), shutdown.clone()).unwrap();
         let writer = tasks.spawn_task("audit", writer);
         queue.send(Entry::Line(vec![b'x'; 1 << 20])).await.unwrap();
         // Taken, and so being written.

@@ -59,8 +59,9 @@ pub enum ProtectError {
     },
     /// It is not there, and what it protects is.
     #[error(
-        "the key file {path} is missing, and the store was used with one: put the file back, from its backup; if it is lost \
-         for good, `towline-gateway replace-lost store-key` makes another and takes the protected settings away"
+        "the key file {path} is missing, and the store was used with one: put the file back, from its backup or from another \
+         gateway of this store; if it is lost for good, `towline-gateway replace-lost store-key` makes another and takes \
+         away what the old one protected"
     )]
     Lost {
         /// Path of the key file.
@@ -69,8 +70,8 @@ pub enum ProtectError {
     /// It is another store's.
     #[error(
         "the key file {path} is not the one of this store: the key {wanted} is not in it, which {used}; put that file back, \
-         from its backup or from another gateway of this store; if it is lost for good, `towline-gateway replace-lost store-key` makes another and takes the \
-         protected settings away"
+         from its backup or from another gateway of this store; if it is lost for good, `towline-gateway replace-lost \
+         store-key` makes another and takes away what the old one protected"
     )]
     Exchanged {
         /// Path of the key file.

@@ -21,7 +21,7 @@ use sqlx::{
 };
 use types::ids::ClusterKey;
 
-use super::{Store, StoreError};
+use super::{Store, StoreError, look};
 
 /// How long one statement about leases may take. An answer that is later than this is of no use.
 const STATEMENT: Duration = Duration::from_secs(4);
@@ -554,6 +554,28 @@ pub struct Overview {
 }
 
 impl Store {
+    /// Names of the replicas whose leases last, by the database's clock. Opens no store and changes nothing; of a file
+    /// none, which has no leases.
+    ///
+    /// # Errors
+    /// When the database cannot be reached or read.
+    pub async fn running(url: &str, lease: Duration) -> Result<Vec<String>, StoreError> {
+        let mut running = Vec::new();
+        // It may not be there yet.
+        if url.starts_with("sqlite:") {
+            return Ok(running);
+        }
+        let mut connection = look::connect(url).await?;
+        if look::has_table(&mut connection, "replicas").await? {
+            let sql = format!("SELECT name FROM replicas r WHERE {} ORDER BY name LIMIT $2", lasts("$1"));
+            let lease = i64::try_from(lease.as_millis()).unwrap_or(i64::MAX);
+            let query = sqlx::query_scalar(sqlx::AssertSqlSafe(sql)).bind(lease).bind(MOST_ROWS);
+            running = query.fetch_all(&mut connection).await?;
+        }
+        connection.close().await?;
+        Ok(running)
+    }
+
     /// What all replicas have applied whose rows are there, and which of them may answer users by the database's clock:
     /// those whose leases last, and those whose leases ended so lately that they go on with what they know. `stale`: how
     /// long one does that which does not say.

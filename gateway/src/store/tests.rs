@@ -1,6 +1,7 @@
 //! What only the statements themselves show; all else is in `gateway/tests/store`.
 
 use super::{resources::Beside, *};
+use crate::api_error::ApiError;
 
 /// No question reads a whole table, however many rows there are.
 #[tokio::test]
@@ -178,7 +179,8 @@ fn t12_a_database_that_is_away_is_told_from_one_that_refuses() {
     for repeated in ["40001", "40P01"] {
         assert!(said(repeated).is_unavailable() && said(repeated).is_conflict(), "{repeated}");
     }
-    for lasting in ["42501", "23505", "42P01", "11", "13"] {
+    // 28 and 5386 are of SQLite: a warning, and its file.
+    for lasting in ["42501", "23505", "42P01", "11", "13", "28", "5386"] {
         assert!(!said(lasting).is_unavailable() && !said(lasting).is_conflict(), "{lasting}");
     }
     let io = StoreError::Database(sqlx::Error::Io(std::io::ErrorKind::ConnectionReset.into()));
@@ -187,6 +189,16 @@ fn t12_a_database_that_is_away_is_told_from_one_that_refuses() {
     let closed = sqlx::Error::Protocol("unexpected response from SSLRequest: 0x00".to_owned());
     assert!(StoreError::Database(closed).is_unavailable());
     assert!(!StoreError::NoBackup.is_unavailable());
+}
+
+/// Of a changed password and a full disk of the server, clients were told that the gateway is broken.
+#[test]
+fn t12_a_database_that_lets_nobody_in_or_is_full_is_asked_again_later() {
+    for code in ["28P01", "28000", "53100", "53200", "57P05", "58030"] {
+        let refused = ApiError::from(StoreError::Database(sqlx::Error::Database(Box::new(Said(code)))));
+        assert_eq!((refused.status.as_u16(), refused.detail.code.as_str()), (503, "ServiceUnavailable"), "{code}");
+        assert!(refused.header.is_some_and(|(name, _)| name == http::header::RETRY_AFTER), "{code}");
+    }
 }
 
 /// Whatever a transaction does: what PostgreSQL gave up for others' sake is done again, a bounded number of times, and

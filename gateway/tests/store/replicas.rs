@@ -17,12 +17,14 @@ use gateway::{
     control::confirming,
     fleet::registry::{Registered, Registry},
     init::{self, Plan},
+    lost::{self, LostError},
     metrics::Metrics,
     replicas::{LEASE, Replicas, holders::Count, keep::Keeper},
     sessions::Sessions,
     store::{
         StoreError,
         batch::{Batch, Expect},
+        protect::Protector,
         replicas::{Ear, Held, Line, Row, Start, TUNNELS_AT_ONCE, Told, Unrenewed},
     },
 };
@@ -54,6 +56,7 @@ pub fn tests() -> Vec<(&'static str, crate::Test)> {
         t12_a_database_without_the_last_writes_is_read_anew,
         t12_tunnels_that_the_database_lost_are_written_again,
         t12_a_replica_without_its_database_is_fenced_until_it_is_back,
+        t12_a_key_of_the_store_is_replaced_while_no_replica_has_it,
     ]
 }
 
@@ -730,4 +733,39 @@ async fn leases_of_100000_tunnels(place: Place) {
     );
     assert!(Count::default().is_zero() && store.revision().await.unwrap() == 0 && cluster("c").revision == 0);
     a.stop().await;
+}
+
+/// On one machine without the key it took away what all others had, while they ran.
+async fn t12_a_key_of_the_store_is_replaced_while_no_replica_has_it(place: Place) {
+    let folder = tempfile::tempdir().unwrap();
+    let a = Whole::start(folder.path(), "a", &place.url, None).await;
+    // Another machine with a copy of the folder, without the key.
+    let other = folder.path().join("other");
+    std::fs::create_dir(&other).unwrap();
+    let text = std::fs::read_to_string(folder.path().join("a.toml")).unwrap();
+    std::fs::write(folder.path().join("b.toml"), text.replace("\"store.key\"", "\"other/store.key\"")).unwrap();
+    let config = Config::load(&folder.path().join("b.toml")).unwrap();
+    let documents = || place.texts("SELECT name FROM documents ORDER BY name");
+    let before = documents().await;
+    assert!(before.contains(&"issuer/keys".to_owned()), "{before:?}");
+    let error = lost::store_key(&config).await.unwrap_err();
+    assert!(matches!(&error, LostError::Running { running, .. } if *running == ["a"]), "{error:?}");
+    assert!(error.to_string().contains("from one of them") && error.to_string().contains(" a;"), "{error}");
+    // A key that is another one is no less lost.
+    Protector::open_or_create(&other.join("store.key")).unwrap();
+    let kept = std::fs::read(other.join("store.key")).unwrap();
+    assert!(matches!(lost::store_key(&config).await, Err(LostError::Running { .. })));
+    assert_eq!(std::fs::read(other.join("store.key")).unwrap(), kept, "it was not put aside");
+    assert_eq!(documents().await, before);
+
+    a.stop().await;
+    // A lease that has ended without being given back is nobody's.
+    Line::new(&place.url).unwrap().join("dead", "dead:8444", "1").await.unwrap();
+    assert!(matches!(lost::store_key(&config).await, Err(LostError::Running { running, .. }) if running == ["dead"]));
+    place.sql("UPDATE replicas SET renewed_ms = renewed_ms - 3600000").await;
+    let done = lost::store_key(&config).await.unwrap();
+    for what in ["signing keys", "users", "principals", "sign-ins", "replace-lost issuer-key", "recover-owner"] {
+        assert!(done["next"].as_str().unwrap().contains(what), "{what}: {done}");
+    }
+    assert_eq!(documents().await, Vec::<String>::new());
 }

@@ -11,7 +11,7 @@
 
 use std::{
     collections::{HashMap, HashSet},
-    sync::Arc,
+    sync::{Arc, LazyLock, Mutex, PoisonError},
 };
 
 use serde_json::{Value, json};
@@ -165,12 +165,30 @@ impl Chain {
             if !after.unwrap_or_default().iter().any(|key| is_signed_by(key, &parts, ENDED)) {
                 continue;
             }
-            if until == REVOKED {
+            if until == REVOKED && REVOCATIONS.is_first(&target) {
                 tracing::warn!(key = target, "a key of the issuer was revoked");
             }
             self.ends.insert(target, End { until, statement: text.clone() });
             self.version += 1;
         }
+    }
+}
+
+/// Of which revoked keys this process has told. Sets are judged anew at every reading, and who reads the log would look
+/// for another revocation.
+static REVOCATIONS: LazyLock<Seen> = LazyLock::new(Seen::default);
+
+/// Thumbprints that are kept. Further ones are told of each time.
+const TOLD: usize = 16 * CHAIN;
+
+#[derive(Default)]
+struct Seen(Mutex<HashSet<String>>);
+
+impl Seen {
+    /// Whether nothing was told of this key yet.
+    fn is_first(&self, thumbprint: &str) -> bool {
+        let mut told = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        !told.contains(thumbprint) && (told.len() >= TOLD || told.insert(thumbprint.to_owned()))
     }
 }
 
@@ -195,4 +213,20 @@ fn is_signed_by(key: &Key, parts: &jws::Parts<'_>, kind: &str) -> bool {
         && parts.header.kid.is_some()
         && (parts.header.kid == key.kid || parts.header.kid.as_ref() == Some(&key.thumbprint))
         && key.verify(algorithm, parts.signed, &parts.signature).is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_revoked_key_is_told_of_once_and_beyond_the_bound_each_time() {
+        let told = Seen::default();
+        assert!(told.is_first("a") && !told.is_first("a") && told.is_first("b"));
+        for n in 2..TOLD {
+            assert!(told.is_first(&n.to_string()));
+        }
+        assert!(told.is_first("c") && told.is_first("c") && !told.is_first("a"));
+        assert_eq!(told.0.lock().unwrap().len(), TOLD);
+    }
 }
