@@ -158,7 +158,7 @@ impl From<InvalidId> for ApiError {
 
 impl From<GaveWay> for ApiError {
     fn from(_: GaveWay) -> Self {
-        let message = "As many long requests wait as may, most of them yours or your clusters', and this one gave way; send fewer at once, and this one again.";
+        let message = "As many long requests wait as may, nobody has more of them waiting than you or your clusters, and this one gave way; send fewer at once, and this one again.";
         Self::of(StatusCode::TOO_MANY_REQUESTS, "TooManyRequests", message).with(header::RETRY_AFTER, "1")
     }
 }

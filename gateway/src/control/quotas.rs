@@ -1,5 +1,6 @@
 //! What the resources of each resource group and of each subscription take of the store, and that it is no more than they
-//! may: else whoever may create clusters in one group could fill the database and the memory that all share.
+//! may: else whoever may create clusters in one group could fill the memory that all share with them, and the database.
+//! What agents tell of their cluster is bounded for each cluster (docs/resource-api.md), and is not counted here.
 //!
 //! Nothing is listed for that. The number of bytes of each resource is in memory, by a hash of its key, and follows the
 //! store as the directory does. A write that is under way has its room until it is known here, so that writes of the same
