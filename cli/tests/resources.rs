@@ -28,7 +28,7 @@ fn claims(token: &str) -> Value {
     serde_json::from_slice(&BASE64.decode(token.split('.').nth(1).unwrap()).unwrap()).unwrap()
 }
 
-/// Refused before anything is asked of a cluster.
+/// What the gateway or the command's own version forbids is refused before anything is asked of a cluster.
 #[test]
 fn u3_agents_are_upgraded_by_hand_only_while_they_do_not_upgrade_themselves() {
     let site = site();
@@ -39,8 +39,10 @@ fn u3_agents_are_upgraded_by_hand_only_while_they_do_not_upgrade_themselves() {
     let other = [&upgrade[..], &["--agent-version", "0.0.1"]].concat();
     assert!(site.fails(1, &other).contains("is only supported when auto-upgrade is set to false."));
     site.ok(&["update", "-n", "one", "-g", "web", "--auto-upgrade", "false"]);
-    let other = site.fails(2, &other);
-    assert!(other.contains("installs agents of that version") && other.contains("hint: use towline of version 0.0.1"));
+    assert!(site.fails(2, &other).contains("/nowhere"), "whether they upgrade themselves is to be seen in the cluster");
+    let rights = site.fails(2, &[&other[..], &["--rights-only"]].concat());
+    assert!(rights.contains("gives agents that version alone"), "{rights}");
+    assert!(rights.contains("hint: use towline of version 0.0.1"), "{rights}");
     assert!(site.fails(2, &upgrade).contains("/nowhere"), "it goes on to the cluster");
 }
 
