@@ -288,7 +288,8 @@ async fn revoked_key_verifies_nothing_at_its_own_gateway_once_the_issuer_knows()
     issuer.documents.revoke_key(old.newest()).await.unwrap();
     issuer.catch_up().await.unwrap();
     tokio::time::timeout(Duration::from_secs(60), changes.changed()).await.unwrap().unwrap();
-    assert_eq!(verify().await.unwrap_err(), TokenError::UnknownKey);
+    // Nobody answers who could say more of its key.
+    assert!(matches!(verify().await.unwrap_err(), TokenError::UnknownKey | TokenError::KeysUnavailable(_)));
     shutdown.close();
     following.await.unwrap();
     snapshots.replace(Snapshot::new(&Dynamic::default(), verifier()));
