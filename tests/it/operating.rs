@@ -533,7 +533,7 @@ fn unit() -> anyhow::Result<()> {
          store = sqlite3.connect('/var/lib/towline/towline.db')\n\
          for table in ('events', 'event_numbers', 'departed', 'webhooks', 'deleted_identities', 'protecting_key', 'rows_named', 'statuses', 'protected_until', 'parts', 'parts_told', 'log_lines', 'log_positions', 'upgrades', 'replicas', 'tunnels', 'held', 'documents', 'tickets', 'counts'):\n    \
              store.execute(f'DROP TABLE {table}')\n\
-         for index in ('agents_by_end', 'agents_by_key', 'agents_by_claim', 'agents_by_uid'):\n    \
+         for index in ('agents_by_end', 'agents_by_key', 'agents_by_claim', 'agents_by_uid', 'tombstones_by_kind'):\n    \
              store.execute(f'DROP INDEX {index}')\n\
          for column in ('principal', 'certificate_authority', 'claimant', 'told_version', 'told_upgrade'):\n    \
              store.execute(f'ALTER TABLE agents DROP COLUMN {column}')\n\

@@ -3,8 +3,18 @@
 # process: when the holder dies, the kernel ends every process of the node, every
 # pod, and every mount. Only the cgroups are left to remove.
 
+# For each log that is followed kubelet takes an instance of inotify, beside those
+# that it and others have all the time. With five clusters none of the usual 128 are
+# left, and kubelet says so in the midst of the log: "failed to create fsnotify
+# watcher: too many open files".
+allow_watchers() {
+    local file=/proc/sys/fs/inotify/max_user_instances most=1024
+    [[ ! -w $file ]] || (($(<"$file") >= most)) || echo "$most" >"$file"
+}
+
 start_containerd() {
     ((has_node)) || return 0
+    allow_watchers
     mkdir -p "$node_dir"/{containerd,cni,etc-cni,kubelet,log} /run/containerd /var/lib/{cni,kubelet}
     containerd_config >"$node_dir/containerd.toml"
     cni_config >"$node_dir/etc-cni/10-towline.conflist"
