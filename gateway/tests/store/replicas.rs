@@ -760,7 +760,7 @@ async fn t12_a_key_of_the_store_is_replaced_while_no_replica_has_it(place: Place
 
     a.stop().await;
     // A lease that has ended without being given back is nobody's.
-    Line::new(&place.url).unwrap().join("dead", "dead:8444", "1").await.unwrap();
+    Line::new(&place.url).unwrap().join("dead", "dead:8444", "1", Duration::from_secs(300)).await.unwrap();
     assert!(matches!(lost::store_key(&config).await, Err(LostError::Running { running, .. }) if running == ["dead"]));
     place.sql("UPDATE replicas SET renewed_ms = renewed_ms - 3600000").await;
     let done = lost::store_key(&config).await.unwrap();
