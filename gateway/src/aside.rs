@@ -1,8 +1,8 @@
-//! Work whose size callers choose and that may take longer than a request may hold up a thread of the runtime: a few
-//! pieces at once, on threads of their own. The rest waits, and those who wait take turns ([`by`]): whoever asks a
-//! thousand times lets others have theirs after the next piece. How many wait is bounded; of more, the oldest piece gives
-//! way of whoever has most. Documents of agents have a line of their own: a withdrawn right must arrive in its time,
-//! however many bodies users send.
+//! Work whose size callers choose, and that may take longer than a request may hold up a thread of the runtime. A few
+//! pieces run at once, on threads of their own. The others wait, and parties take turns ([`by`]), so that a caller with a
+//! thousand pieces does not delay the one piece of another. The number of waiting pieces is bounded: when there are too
+//! many, the party with the most loses its oldest. Documents of agents have a line of their own, because a withdrawn right
+//! must arrive in time, however many bodies users send.
 
 use std::{
     cell::Cell,

@@ -80,8 +80,8 @@ const HANDSHAKE: Duration = Duration::from_secs(2);
 /// How long a connection may be idle, and a head may take: longer than an apiserver keeps an idle connection (90 s), so
 /// that it is the one that closes it.
 const IDLE: Duration = Duration::from_secs(120);
-/// How long a connection lives, after which an apiserver is told to open another one: it shows its certificate then, which
-/// is warned of before it ends.
+/// How long a connection lives. Then the apiserver is told to open another one, and shows its certificate again, so that a
+/// warning can be given before that certificate ends.
 const CONNECTION_LIFE: Duration = Duration::from_secs(24 * 3600);
 /// How long connections are accepted after draining has begun, because the cluster's machines may still send some here.
 const LINGERS: Duration = Duration::from_secs(5);

@@ -413,7 +413,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_connection_with_a_refusal_now_and_then_lives() {
         let standing = Standing::new(false, 0);
-        // Whoever asks each second does not hit it to the millisecond.
+        // A client that asks once a second is a few milliseconds early or late.
         for turn in 0..10_000 {
             let late = if turn % 2 == 0 { 997 } else { 1_003 };
             tokio::time::advance(Duration::from_millis(late)).await;

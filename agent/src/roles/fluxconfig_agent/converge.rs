@@ -477,7 +477,8 @@ impl<G: Gateway, K: Configurations> Converge<'_, G, K> {
             pins::judge_place(self.settings, scope, &namespace, self.store.namespace())?;
         }
         let views = self.views.of(&K::owner(&item.name));
-        // What is suspended already runs no more: what is left of one before would else suspend this one each time.
+        // A kustomization that is suspended applies nothing. If it counted, one that a former configuration left suspended
+        // would suspend this one at every look.
         let runs = |view: &&Arc<View>| !view.deleting && !view.suspended;
         let mut sources = views.iter().filter(runs).filter_map(|view| view.from.as_ref());
         sources.try_for_each(|from| pins::judge_source(self.settings, || Ok(from.clone())))

@@ -33,8 +33,8 @@ const READ_AT_ONCE: usize = 64;
 /// have turns of their own, fewer than there are connections of one apiserver ([`super::CONNECTIONS_PER_PEER`]), and
 /// nobody waits for one with a connection in hand. A token whose key is known is judged as soon as it is read.
 pub(super) const TOKENS_AT_ONCE: usize = 256;
-/// Tokens that wait for an issuer's keys at once: whoever makes up a key's name has one wait, and while an issuer does not
-/// answer they must not take the turns of those whose key is known.
+/// Tokens with an unknown key that may wait at once until the issuer's keys are read. Anybody can send such tokens. While
+/// the issuer does not answer, they must not take the turns of tokens whose key is known.
 pub(super) const ASKING_AT_ONCE: usize = 128;
 /// How long a question about rights may wait for its turn, and any may take in all: an apiserver asks again after ten
 /// seconds.

@@ -362,7 +362,7 @@ async fn z1_tokens_that_hang_keep_no_review_of_rights_waiting() {
     assert_eq!(answer.headers()["retry-after"], "1", "an apiserver asks again only if it is told to");
 }
 
-/// Whoever reaches the apiserver can make up names of keys, and have tokens wait while the issuer does not answer.
+/// Anybody who reaches the apiserver can send tokens with unknown keys, which wait while the issuer does not answer.
 #[tokio::test(start_paused = true)]
 async fn z1_tokens_with_a_known_key_wait_for_none_that_ask_the_issuer() {
     let site = site();
@@ -722,8 +722,8 @@ async fn z8_measures_reviews_from_the_cache() {
     }
 }
 
-/// The times of 20,000 answers, and of all of them together. Who asks has a thread to itself, as an apiserver is a process
-/// of its own, and does not sleep until the next question is due: how late a timer wakes it is no time of guard's.
+/// Asks 20,000 questions. Returns the time of each answer, and the time of all. The client has its own thread, as an
+/// apiserver has its own process. It does not sleep between questions, because a late timer would count as guard's time.
 fn ask_from_another_thread(
     address: SocketAddr,
     client: &rustls::ClientConfig,

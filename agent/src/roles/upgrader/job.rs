@@ -294,7 +294,7 @@ pub enum Next {
     TakeBack(Trouble),
     /// The same; its pods and events tell the reason.
     TakeBackUnended,
-    /// Nothing was changed, and the gateway wants it no more.
+    /// Nothing was changed yet, and the gateway no longer wants this version: the upgrade is dropped.
     Forget,
 }
 

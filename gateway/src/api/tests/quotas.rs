@@ -227,7 +227,7 @@ async fn group_that_is_full_takes_no_more_resources_and_others_do() {
     assert_eq!(site.cluster("g", "e").await.code(), "QuotaExceeded");
 }
 
-/// Whoever counts knows what has happened: a deletion is told as done a moment before.
+/// Waits until the quotas have counted all that the store has. A deletion is shown as done a moment before that.
 async fn known(site: &Bench) {
     let revision = site.control.store.revision().await.unwrap();
     site.control.caught_up(revision).await;

@@ -180,7 +180,7 @@ async fn u1_waves_over_500_clusters_pause_at_failures_name_them_and_are_resumed(
     assert_eq!(fleet.count(next), CLUSTERS_OF_FLEET - failing, "{status}");
 }
 
-/// Whoever paused a bad version still saw the rest of its wave begin.
+/// After a bad version was paused, the rest of its wave began all the same.
 #[tokio::test]
 async fn u1_a_pause_holds_for_what_was_planned_before_it() {
     let own = skew::OWN;
