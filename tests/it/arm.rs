@@ -151,7 +151,7 @@ fn properties() -> anyhow::Result<()> {
     let (url, subscription, tenant) = (stack.text("url"), stack.text("subscription"), stack.text("tenant"));
     let dir = scratch("arm-properties-settings");
     let settings = dir.join("schemathesis.toml");
-    let examples = if full() { 60 } else { 8 };
+    let examples = if full() { 60 } else { 4 };
     std::fs::write(
         &settings,
         format!(

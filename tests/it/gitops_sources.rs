@@ -8,7 +8,7 @@ use base64::{Engine, engine::general_purpose::STANDARD as BASE64};
 use libtest_mimic::Trial;
 use serde_json::{Value, json};
 use tests::{
-    case::{Needs, installs},
+    case::{Needs, full, installs},
     cluster::cluster,
     programs::{root, run_with_input, scratch},
     registry::{CREDENTIALS, Registry},
@@ -33,10 +33,16 @@ fn all() -> anyhow::Result<()> {
     gitops.admin.apply(HELM_RELEASES)?;
     gitops.admin.apply("apiVersion: v1\nkind: Namespace\nmetadata: {name: gitops}\n")?;
     g4_artifact_of_a_registry_is_followed_by_digest(&gitops, &registry)?;
-    g6_object_of_two_configurations_is_said_on_both(&gitops, &registry)?;
+    // More of the same source, and a second look at each of two configurations: the long run.
+    let mut made = vec!["artifact", "charts"];
+    if full() {
+        g4_ranges_of_versions_and_passwords_are_followed(&gitops, &registry)?;
+        g6_object_of_two_configurations_is_said_on_both(&gitops, &registry)?;
+        made.push("twin");
+    }
     let commit = g6_chart_is_shown_as_its_controller_says(&gitops)?;
     sdk(&gitops, &commit)?;
-    for name in ["artifact", "twin", "charts"] {
+    for name in made {
         gitops.delete(name)?;
     }
     gitops.end()
@@ -98,6 +104,13 @@ fn g4_artifact_of_a_registry_is_followed_by_digest(gitops: &Gitops, registry: &R
     gitops.await_shown("artifact", "is not unpacked", SOON, |shown| {
         shown["complianceState"] == "Non-Compliant" && shown.to_string().contains("invalid name")
     })?;
+    Ok(())
+}
+
+fn g4_ranges_of_versions_and_passwords_are_followed(gitops: &Gitops, registry: &Registry) -> anyhow::Result<()> {
+    let push =
+        |tag: &str, greeting: &str| registry.push("team/fleet", tag, &[("apps/web.yaml", &map("web", greeting))]);
+    let greets = |greeting: &str| anyhow::Ok(gitops.field("gitops", "configmap/web", "{.data.greeting}")? == greeting);
     // A range of versions takes the newest one, and the next that comes.
     let version = push("1.2.0", "three")?;
     gitops.put("artifact", &artifact(registry, &json!({"semver": ">=1.0.0 <2.0.0"})))?;
