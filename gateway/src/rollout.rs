@@ -489,16 +489,23 @@ impl Noted {
         let forgiven = match status {
             Some(status) if is_same => count(&status["forgiven"]),
             // Resumed since: by somebody who has seen these.
-            Some(status) if same_template => {
-                count(&status["counts"]["failed"]) + count(&status["counts"]["nonCompliant"])
-            }
+            Some(status) if same_template => match &status["counted"] {
+                // Kept by a version that counted all of them.
+                Value::Null => count(&status["counts"]["failed"]) + count(&status["counts"]["nonCompliant"]),
+                counted => count(counted),
+            },
             _ => 0,
         };
         Self { refused, paused, forgiven, trouble: None }
     }
 
+    /// Those that speak against the template. That a group or subscription is full does not.
     fn failed(fleet: &Fleet) -> usize {
-        fleet.count(&[State::Failed, State::NonCompliant])
+        let is_failure = |member: &&Member| match member.state {
+            State::Failed => !member.has_no_room(),
+            state => state == State::NonCompliant,
+        };
+        fleet.members.iter().filter(is_failure).count()
     }
 
     /// How many more may fail without a pause.
@@ -571,7 +578,7 @@ impl Noted {
             },
             "state": state, "reason": reason, "failures": named,
             "template": assignment.template, "resumed": assignment.resumed,
-            "paused": self.paused, "forgiven": self.forgiven, "refused": refused,
+            "paused": self.paused, "forgiven": self.forgiven, "refused": refused, "counted": Self::failed(fleet),
         })
     }
 }

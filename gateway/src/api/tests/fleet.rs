@@ -1165,6 +1165,7 @@ async fn g13_what_an_assignment_makes_counts_to_the_quota_of_its_group() {
     let failure = site.summary("all").await["failures"][0].clone();
     assert_eq!(failure["code"], "QuotaExceeded", "{failure}");
     assert!(failure["message"].as_str().unwrap().starts_with("The resource group 'g' holds 8 resources"), "{failure}");
+    assert_eq!(site.summary("all").await["state"], "RollingOut", "it waits for what was begun");
     // Once one is gone another one has its room, some minutes later.
     let has = site.having(&["a", "b", "c"]).await;
     let gone = site.call("owner", "DELETE", &cluster("g", has[0]), None).await;
@@ -1172,4 +1173,32 @@ async fn g13_what_an_assignment_makes_counts_to_the_quota_of_its_group() {
     site.clock_ms.fetch_add(6 * 60 * 1000, Ordering::SeqCst);
     site.roll().await;
     assert_eq!(site.counts("all").await, [2, 2, 0, 0, 0, 2]);
+}
+
+/// A full group stopped a rollout to all others. What cannot be applied there still stops it.
+#[tokio::test]
+async fn g13_a_full_group_pauses_no_rollout() {
+    // Four clusters, the assignment, and for one of these clusters Flux and the configuration.
+    let group = Quota { resources: 7, mib: 256 };
+    let clusters = ["a", "b", "c", "d"];
+    let site = site_with(&clusters, Quotas { group, ..Quotas::default() }).await;
+    site.wants("all", wanted(json!({"maxConcurrentPercent": 25, "maxFailures": 0}))).await;
+    site.roll().await;
+    let [first] = site.having(&clusters).await[..] else { panic!("one has room") };
+    site.complies(first).await;
+    site.roll().await;
+    let own = site.summary("all").await;
+    assert_eq!((&own["counts"]["failed"], &own["state"]), (&json!(3), &json!("Complete")), "{own}");
+    assert_eq!(own["failures"][0]["code"], "QuotaExceeded", "{own}");
+    // They are tried again by a rollout that goes on.
+    site.clock_ms.fetch_add(6 * 60 * 1000, Ordering::SeqCst);
+    let gone = site.call("owner", "DELETE", &cluster("g", first), None).await;
+    assert_eq!(site.ended("owner", gone.header("azure-asyncoperation")).await.body["status"], "Succeeded");
+    site.roll().await;
+    let [second] = site.having(&clusters).await[..] else { panic!("another has room: {:?}", site.summary("all").await) };
+    site.says(second, ObjectState::Failed, "Non-Compliant").await;
+    site.clock_ms.fetch_add(6 * 60 * 1000, Ordering::SeqCst);
+    site.roll().await;
+    let own = site.summary("all").await;
+    assert!(own["stateReason"].as_str().is_some_and(|why| why.contains("1 clusters failed")), "{own}");
 }

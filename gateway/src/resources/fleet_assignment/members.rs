@@ -101,6 +101,11 @@ pub struct Member {
 }
 
 impl Member {
+    /// Whether it was refused for lack of room: a quota of its group, of its subscription or of itself is used up.
+    pub fn has_no_room(&self) -> bool {
+        self.why.as_ref().is_some_and(|(code, _)| code == "QuotaExceeded")
+    }
+
     /// As clients see it.
     pub fn shown(&self) -> Value {
         let group = ResourceId::parse(&self.id).ok().and_then(|id| id.resource_group().map(str::to_owned));
