@@ -1,9 +1,9 @@
 """The Azure SDK for flux configurations, unmodified, reads and changes those of a cluster with real agents (docs/features.md
 G1, G6).
 
-Arguments: those of azure_common.py, resource group, cluster, commit. The cluster has the configuration `charts` with the
-kustomizations `charts` (a HelmRelease) and `maps` (a ConfigMap), which complies at the commit, and the configuration
-`artifact` of an OCI registry.
+Arguments: those of azure_common.py, resource group, cluster, commit, names of all configurations with commas. The
+cluster has the configuration `charts` with the kustomizations `charts` (a HelmRelease) and `maps` (a ConfigMap), which
+complies at the commit, and the configuration `artifact` of an OCI registry.
 Each line that is printed names a step that held.
 """
 
@@ -18,7 +18,7 @@ from azure.mgmt.kubernetesconfiguration.fluxconfigurations.models import (
 
 from azure_common import MORE, SUBSCRIPTION, cluster, credential, held, options
 
-GROUP, CLUSTER, COMMIT = MORE
+GROUP, CLUSTER, COMMIT, NAMES = MORE
 AT = cluster(GROUP, CLUSTER)
 
 
@@ -53,7 +53,7 @@ def main():
     held("objects")
 
     listed = {one.name: one.properties for one in flux.list(*AT)}
-    assert set(listed) == {"artifact", "twin", "charts"}, sorted(listed)
+    assert set(listed) == set(NAMES.split(",")), sorted(listed)
     artifact = listed["artifact"]
     assert artifact.source_kind == "OCIRepository" and artifact.compliance_state == "Compliant", artifact
     assert "@sha256:" in artifact.source_synced_commit_id, artifact.source_synced_commit_id

@@ -41,7 +41,7 @@ fn all() -> anyhow::Result<()> {
         made.push("twin");
     }
     let commit = g6_chart_is_shown_as_its_controller_says(&gitops)?;
-    sdk(&gitops, &commit)?;
+    sdk(&gitops, &commit, &made)?;
     for name in made {
         gitops.delete(name)?;
     }
@@ -252,15 +252,15 @@ fn status(shown: &Value, kind: &str, name: &str) -> anyhow::Result<Value> {
     found.cloned().with_context(|| format!("no {kind} {name}: {shown:#}"))
 }
 
-/// The Azure SDK, unmodified, reads what a real agent told of the configuration `charts`.
-fn sdk(gitops: &Gitops, commit: &str) -> anyhow::Result<()> {
+/// The Azure SDK, unmodified, reads what a real agent told of the configuration `charts`, and lists all of them.
+fn sdk(gitops: &Gitops, commit: &str, made: &[&str]) -> anyhow::Result<()> {
     let stack = &gitops.site.stack;
     let mut command = Command::new(python_with_clients()?);
     command.arg(root().join("tests/it/azure_flux_agent.py"));
     for key in ["url", "ca", "tenant", "subscription", "clientId"] {
         command.arg(stack.text(key));
     }
-    command.args([crate::connect::GROUP, "c1", commit]);
+    command.args([crate::connect::GROUP, "c1", commit, &made.join(",")]);
     let secret = format!("{}\n", stack.text("clientSecret"));
     let text = run_with_input(&mut command, Some(secret.as_bytes()), Duration::from_secs(300))?.ok()?;
     ensure!(text.lines().filter(|line| line.starts_with("held: ")).count() == 4, "{text}");

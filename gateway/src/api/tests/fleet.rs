@@ -1195,7 +1195,9 @@ async fn g13_a_full_group_pauses_no_rollout() {
     let gone = site.call("owner", "DELETE", &cluster("g", first), None).await;
     assert_eq!(site.ended("owner", gone.header("azure-asyncoperation")).await.body["status"], "Succeeded");
     site.roll().await;
-    let [second] = site.having(&clusters).await[..] else { panic!("another has room: {:?}", site.summary("all").await) };
+    let [second] = site.having(&clusters).await[..] else {
+        panic!("another has room: {:?}", site.summary("all").await)
+    };
     site.says(second, ObjectState::Failed, "Non-Compliant").await;
     site.clock_ms.fetch_add(6 * 60 * 1000, Ordering::SeqCst);
     site.roll().await;
