@@ -104,7 +104,8 @@ fn g4_artifact_of_a_registry_is_followed_by_digest(gitops: &Gitops, registry: &R
     gitops.await_shown("artifact", "is not unpacked", SOON, |shown| {
         shown["complianceState"] == "Non-Compliant" && shown.to_string().contains("invalid name")
     })?;
-    Ok(())
+    let right = push("stable", "three")?;
+    gitops.await_compliant("artifact", &right, SOON).map(drop)
 }
 
 fn g4_ranges_of_versions_and_passwords_are_followed(gitops: &Gitops, registry: &Registry) -> anyhow::Result<()> {
@@ -112,7 +113,7 @@ fn g4_ranges_of_versions_and_passwords_are_followed(gitops: &Gitops, registry: &
         |tag: &str, greeting: &str| registry.push("team/fleet", tag, &[("apps/web.yaml", &map("web", greeting))]);
     let greets = |greeting: &str| anyhow::Ok(gitops.field("gitops", "configmap/web", "{.data.greeting}")? == greeting);
     // A range of versions takes the newest one, and the next that comes.
-    let version = push("1.2.0", "three")?;
+    let version = push("1.2.0", "a range")?;
     gitops.put("artifact", &artifact(registry, &json!({"semver": ">=1.0.0 <2.0.0"})))?;
     gitops.await_compliant("artifact", &version, SOON)?;
     push("2.0.0", "of another major version")?;
