@@ -81,22 +81,29 @@ fn artifact(registry: &Registry, reference: &Value) -> Value {
     })
 }
 
+/// Makes an artifact whose only object greets with this word.
+fn push(registry: &Registry, tag: &str, greeting: &str) -> anyhow::Result<String> {
+    registry.push("team/fleet", tag, &[("apps/web.yaml", &map("web", greeting))])
+}
+
+/// Whether the cluster has the object with this word.
+fn greets(gitops: &Gitops, greeting: &str) -> anyhow::Result<bool> {
+    Ok(gitops.field("gitops", "configmap/web", "{.data.greeting}")? == greeting)
+}
+
 fn g4_artifact_of_a_registry_is_followed_by_digest(gitops: &Gitops, registry: &Registry) -> anyhow::Result<()> {
-    let push =
-        |tag: &str, greeting: &str| registry.push("team/fleet", tag, &[("apps/web.yaml", &map("web", greeting))]);
-    let greets = |greeting: &str| anyhow::Ok(gitops.field("gitops", "configmap/web", "{.data.greeting}")? == greeting);
     ensure!(registry.status_without_credentials("team/fleet")? == "401");
     pull_secret(gitops, registry, CREDENTIALS.1)?;
-    let first = push("stable", "one")?;
+    let first = push(registry, "stable", "one")?;
     let properties = artifact(registry, &json!({"tag": "stable"}));
     gitops.put("artifact", &properties)?;
     let shown = gitops.await_compliant("artifact", &first, FIRST)?;
     ensure!(shown["sourceSyncedCommitId"] == format!("stable@{first}"), "{shown:#}");
-    ensure!(greets("one")? && !shown.to_string().contains(CREDENTIALS.1), "{shown:#}");
+    ensure!(greets(gitops, "one")? && !shown.to_string().contains(CREDENTIALS.1), "{shown:#}");
     // The tag is another artifact now.
-    let second = push("stable", "two")?;
+    let second = push(registry, "stable", "two")?;
     gitops.await_compliant("artifact", &second, SOON)?;
-    ensure!(greets("two")?);
+    ensure!(greets(gitops, "two")?);
 
     // A layer that leaves its folder is not unpacked.
     let outside = catalogue::testing::archive(&[("../../tmp/outside.yaml", b"x: 1\n")]);
@@ -104,22 +111,19 @@ fn g4_artifact_of_a_registry_is_followed_by_digest(gitops: &Gitops, registry: &R
     gitops.await_shown("artifact", "is not unpacked", SOON, |shown| {
         shown["complianceState"] == "Non-Compliant" && shown.to_string().contains("invalid name")
     })?;
-    let right = push("stable", "three")?;
+    let right = push(registry, "stable", "three")?;
     gitops.await_compliant("artifact", &right, SOON).map(drop)
 }
 
 fn g4_ranges_of_versions_and_passwords_are_followed(gitops: &Gitops, registry: &Registry) -> anyhow::Result<()> {
-    let push =
-        |tag: &str, greeting: &str| registry.push("team/fleet", tag, &[("apps/web.yaml", &map("web", greeting))]);
-    let greets = |greeting: &str| anyhow::Ok(gitops.field("gitops", "configmap/web", "{.data.greeting}")? == greeting);
     // A range of versions takes the newest one, and the next that comes.
-    let version = push("1.2.0", "a range")?;
+    let version = push(registry, "1.2.0", "a range")?;
     gitops.put("artifact", &artifact(registry, &json!({"semver": ">=1.0.0 <2.0.0"})))?;
     gitops.await_compliant("artifact", &version, SOON)?;
-    push("2.0.0", "of another major version")?;
-    let next = push("1.3.0", "four")?;
+    push(registry, "2.0.0", "of another major version")?;
+    let next = push(registry, "1.3.0", "four")?;
     gitops.await_compliant("artifact", &next, SOON)?;
-    ensure!(greets("four")?);
+    ensure!(greets(gitops, "four")?);
 
     // Another password is refused, and said without the password.
     let wrong = "another-pass-word-of-tests";
@@ -128,7 +132,7 @@ fn g4_ranges_of_versions_and_passwords_are_followed(gitops: &Gitops, registry: &
         shown["complianceState"] == "Non-Compliant" && shown.to_string().to_lowercase().contains("unauthorized")
     })?;
     ensure!(!shown.to_string().contains(wrong), "{shown:#}");
-    ensure!(greets("four")?, "what was applied stays");
+    ensure!(greets(gitops, "four")?, "what was applied stays");
     pull_secret(gitops, registry, CREDENTIALS.1)?;
     gitops.await_compliant("artifact", &next, SOON).map(drop)
 }
