@@ -2,7 +2,7 @@
 //! (docs/features.md G4). Only in the long run, because both are installed from registries for it.
 
 use std::{
-    net::{SocketAddr, TcpListener, TcpStream},
+    net::{SocketAddr, TcpStream},
     path::{Path, PathBuf},
     process::{Command, Stdio},
     time::Duration,
@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use tests::{
     case::{Needs, full, installs},
     cluster::cluster,
-    programs::{Program, eventually, root, run, run_with_input, scratch},
+    programs::{Program, eventually, free_port, root, run, run_with_input, scratch},
     stack::note_secret,
 };
 
@@ -73,8 +73,7 @@ struct Server {
 impl Server {
     fn start(name: &str, make: impl FnOnce(SocketAddr) -> Command) -> anyhow::Result<Self> {
         let ip = cluster().get("CLUSTER_HOST_IP");
-        // Another program may take it before the server does, which then says so.
-        let address = TcpListener::bind((ip, 0))?.local_addr()?;
+        let address: SocketAddr = (ip.parse::<std::net::IpAddr>()?, free_port(ip)?).into();
         let mut command = make(address);
         command.stdout(Stdio::null());
         let program = Program::start(name, command, &scratch(&format!("gitops-{name}")).join("log"))?;

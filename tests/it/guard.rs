@@ -2,7 +2,6 @@
 //! about tokens and rights, and no tunnel is on the way.
 
 use std::{
-    net::TcpListener,
     path::{Path, PathBuf},
     process::{Command, Stdio},
     time::{Duration, Instant},
@@ -16,7 +15,7 @@ use tests::{
     case::{Needs, case},
     cluster::OwnCluster,
     kubectl::Kubectl,
-    programs::{Program, binary, eventually, scratch},
+    programs::{Program, binary, eventually, free_port, scratch},
     stack::{Resource, Stack},
 };
 
@@ -44,7 +43,7 @@ impl Guard {
     fn start(stack: &Stack) -> anyhow::Result<Self> {
         let config = PathBuf::from(stack.info["clusters"][0]["agent_config"].as_str().context("no agent_config")?);
         let dir = stack.dir.join("guard");
-        let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+        let port = free_port("127.0.0.1")?;
         let text = std::fs::read_to_string(&config)?;
         let text = format!(
             "roles = \"guard\"\n{text}\n[azure_rbac]\nissuer = \"towline\"\n\n[guard]\nlisten = \"127.0.0.1:{port}\"\n\

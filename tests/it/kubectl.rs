@@ -469,7 +469,7 @@ fn aggregated_api(carrier: &'static str) -> anyhow::Result<()> {
         Duration::from_secs(600),
     )?
     .ok()?;
-    let port = std::net::TcpListener::bind((cluster.get("CLUSTER_HOST_IP"), 0))?.local_addr()?.port();
+    let port = tests::programs::free_port(cluster.get("CLUSTER_HOST_IP"))?;
     let kubeconfig = cluster.get("KUBECONFIG");
     let mut server = std::process::Command::new(cluster.get("CLUSTER_SAMPLE_APISERVER"));
     server

@@ -15,7 +15,7 @@ use tests::{
     case::{Needs, case},
     cluster::cluster,
     kubectl::Kubectl,
-    programs::{Output, Program, binary, eventually, keep, root, run, run_with_input, scratch},
+    programs::{Output, Program, binary, eventually, free_port, keep, root, run, run_with_input, scratch},
     stack::{Plan, Stack, note_secret},
 };
 
@@ -297,8 +297,8 @@ fn owner(stack: &Stack, args: &[&str]) -> Command {
 }
 
 fn sign_in() -> anyhow::Result<()> {
-    // Free a moment ago: the provider must know the gateway's address, and the gateway the provider's.
-    let listen = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.to_string();
+    // The provider must know the gateway's address, and the gateway the provider's.
+    let listen = format!("127.0.0.1:{}", free_port("127.0.0.1")?);
     let provider = Provider::start(&[], 20, &format!("https://{listen}"))?;
     let stack = site(&provider, &listen)?;
     cluster().admin().apply(

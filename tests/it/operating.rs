@@ -3,7 +3,7 @@
 use std::{
     collections::HashMap,
     fs,
-    net::{TcpListener, TcpStream},
+    net::TcpStream,
     path::{Path, PathBuf},
     process::{Command, Stdio},
     time::Duration,
@@ -16,7 +16,7 @@ use tests::{
     apiserver::Apiserver,
     case::{Needs, case},
     postgres::Postgres,
-    programs::{Output, Program, binary, eventually, keep, root, run, scratch},
+    programs::{Output, Program, binary, eventually, free_port, keep, root, run, scratch},
     raw::Raw,
     replicas::Replicas,
     stack::{Plan, Stack, note_secret},
@@ -92,8 +92,7 @@ struct Walk {
 
 impl Walk {
     fn new() -> anyhow::Result<Self> {
-        // Free a moment ago; nobody else is told of it.
-        let listen = TcpListener::bind("127.0.0.1:0")?.local_addr()?.to_string();
+        let listen = free()?;
         let url = format!("https://{listen}");
         Ok(Self { folder: tempfile::tempdir()?, listen, url, more: HashMap::new() })
     }
@@ -199,7 +198,7 @@ fn nginx_of_replicas(dir: &Path, front: &str, gateways: &[String; 3]) -> anyhow:
 
 /// An address of this machine that is free.
 fn free() -> anyhow::Result<String> {
-    Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.to_string())
+    Ok(format!("127.0.0.1:{}", free_port("127.0.0.1")?))
 }
 
 fn replicas() -> anyhow::Result<()> {
@@ -411,7 +410,7 @@ fn balancer() -> anyhow::Result<()> {
     let apiserver = Apiserver::plain(&dir)?;
     // The gateway says this address in its certificate; nginx listens at another port of it.
     let stack = Stack::start(&Plan::scripted("operating-balancer", &apiserver))?;
-    let front = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
+    let front = free()?;
     let text = Guide::read()?.section("Proxies and balancers")?.blocks("nginx")?.concat();
     ensure!(text.contains("192.0.2.7:8443") && text.matches("listen 443").count() == 2, "{text}");
     let text = text.replace("192.0.2.7:8443", &stack.authority()).replace("listen 443", &format!("listen {front}"));
@@ -425,7 +424,7 @@ fn balancer() -> anyhow::Result<()> {
     command.arg("-p").arg(&dir).arg("-c").arg(&file).args(["-e", "stderr"]).stdout(Stdio::null());
     let nginx = Program::start("nginx", command, &dir.join("nginx.log"))?;
     let through = || {
-        let mut raw = Raw::connect(&front.to_string(), &stack.ca(), &[b"http/1.1"])?;
+        let mut raw = Raw::connect(&front, &stack.ca(), &[b"http/1.1"])?;
         let token = stack.token("admin")?;
         let head =
             format!("GET /{}/version HTTP/1.1\r\nHost: {front}\r\nAuthorization: Bearer {token}\r\n\r\n", stack.key());

@@ -2,7 +2,6 @@
 //! after the other behind a balancer: what was not processed is sent again, and none is carried out twice.
 
 use std::{
-    net::TcpListener,
     path::{Path, PathBuf},
     process::{Command, Stdio},
     sync::atomic::{AtomicBool, Ordering},
@@ -16,7 +15,7 @@ use tests::{
     case::{Needs, loads},
     cluster::cluster,
     curl::{Version, ask, curl},
-    programs::{Program, eventually, run, scratch},
+    programs::{Program, eventually, free_port, run, scratch},
     stack::{Plan, Stack, grant_in_cluster},
 };
 
@@ -146,7 +145,7 @@ impl Apiserver {
         let command = std::fs::read(format!("/proc/{pid}/cmdline"))?;
         let command = String::from_utf8(command)?;
         let host = host()?;
-        let port = TcpListener::bind((host.as_str(), 0))?.local_addr()?.port();
+        let port = free_port(&host)?;
         let own = ["--secure-port=", "--goaway-chance=", "--shutdown-delay-duration=", "--endpoint-reconciler-type="];
         let mut command: Vec<String> = command
             .split('\0')
@@ -204,7 +203,7 @@ fn host() -> anyhow::Result<String> {
 /// A balancer in front of all of them, and its address. It ends no TLS, and asks whether they are ready.
 fn balancer(dir: &Path, apiservers: &[Apiserver]) -> anyhow::Result<(Program, String)> {
     let host = host()?;
-    let address = format!("{host}:{}", TcpListener::bind((host.as_str(), 0))?.local_addr()?.port());
+    let address = format!("{host}:{}", free_port(&host)?);
     let mut config = format!(
         "defaults\n  mode tcp\n  timeout connect 5s\n  timeout client 120s\n  timeout server 120s\n\
          listen apiservers\n  bind {address}\n  balance roundrobin\n  option redispatch\n  retries 3\n  option httpchk GET /readyz\n"

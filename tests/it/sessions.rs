@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context, ensure};
+use anyhow::{Context, bail, ensure};
 use libtest_mimic::Trial;
 use tests::{
     case::{Needs, case, full, loads},
@@ -297,7 +297,12 @@ pub fn logs_follow(kubectl: &Kubectl) -> anyhow::Result<()> {
     })?;
     let text = kubectl.ok(&["logs", "-f", "l"])?;
     let expected: String = (1..=50_000).map(|number| format!("{number}\n")).chain(["the last line\n".into()]).collect();
-    ensure!(text == expected, "{} lines, or changed", text.lines().count());
+    if text != expected {
+        let at = text.lines().zip(expected.lines()).position(|(is, should)| is != should);
+        let (lines, at) = (text.lines().count(), at.unwrap_or_else(|| text.lines().count().min(50_001)));
+        let around: Vec<&str> = text.lines().skip(at.saturating_sub(2)).take(6).collect();
+        bail!("{lines} lines, and from line {} on others: {around:#?}", at + 1);
+    }
     kubectl.ok(&["delete", "pod", "l", "--wait=false"])?;
     Ok(())
 }

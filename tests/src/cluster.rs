@@ -2,7 +2,6 @@
 
 use std::{
     collections::HashMap,
-    net::TcpListener,
     path::{Path, PathBuf},
     process::Command,
     sync::OnceLock,
@@ -11,7 +10,7 @@ use std::{
 
 use anyhow::Context;
 
-use crate::programs::{Program, eventually, root, run};
+use crate::programs::{Program, eventually, free_port, root, run};
 
 /// The running cluster's settings, as `tests/cluster/cluster env` prints them.
 pub struct Cluster {
@@ -100,8 +99,7 @@ impl AnotherApiserver {
     pub fn start(dir: &Path, port: Option<u16>, flags: &[String]) -> anyhow::Result<Self> {
         let cluster = cluster();
         let host = cluster.get("CLUSTER_HOST_IP");
-        let port = port.map_or_else(|| TcpListener::bind((host, 0)).and_then(|free| Ok(free.local_addr()?.port())), Ok);
-        let port = port.context("a free port")?;
+        let port = port.map_or_else(|| free_port(host), Ok)?;
         let mut line = Command::new(script());
         line.args(["--state", cluster.get("CLUSTER_STATE"), "another-apiserver", &port.to_string()]).args(flags);
         let line = run(&mut line, Duration::from_secs(30))?.ok()?;

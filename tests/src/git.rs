@@ -18,7 +18,7 @@ use base64::{Engine, engine::general_purpose::STANDARD as BASE64};
 use rustls::{ServerConfig, ServerConnection, StreamOwned};
 
 use crate::{
-    programs::{Program, eventually, run},
+    programs::{Program, eventually, free_port, run},
     tls,
 };
 
@@ -97,8 +97,7 @@ pub struct SshServer {
 impl SshServer {
     /// Starts one with its files in `dir`, which nobody else may write to.
     pub fn start_at(ip: &str, dir: &Path, server: &GitServer) -> anyhow::Result<Self> {
-        // Somebody may take it in between; then sshd says so.
-        let port = TcpListener::bind((ip, 0))?.local_addr()?.port();
+        let port = free_port(ip)?;
         let address: SocketAddr = (ip.parse::<std::net::IpAddr>()?, port).into();
         let path = |name: &str| dir.join(name).display().to_string();
         for key in ["host.key", "other-host.key", "user.key"] {

@@ -17,7 +17,7 @@ use std::{
 use anyhow::Context;
 use certs::{Authority, Validity};
 
-use crate::programs::{Program, eventually, run};
+use crate::programs::{Program, eventually, free_port, run};
 
 /// Where Debian has it, one folder a version.
 const INSTALLED: &str = "/usr/lib/postgresql";
@@ -52,8 +52,7 @@ impl Postgres {
         let mut initdb = program("initdb")?;
         initdb.args(["--auth-local=trust", "--auth-host=scram-sha-256", "--username=postgres", "--no-sync"]);
         run(initdb.args(["--encoding=UTF8", "--locale=C.UTF-8", "-D"]).arg(&data), Duration::from_secs(120))?.ok()?;
-        // Free a moment ago; nobody else is told of it.
-        let port = std::net::TcpListener::bind((address, 0))?.local_addr()?.port();
+        let port = free_port(address)?;
         let server = serve(folder.path(), address, port, log)?;
         let (address, log) = (address.to_owned(), log.to_owned());
         let this = Self { folder, server: Mutex::new(server), port, address, log };
@@ -77,7 +76,7 @@ impl Postgres {
         backup.args(["--no-sync", "-p", &self.port.to_string(), "-h"]).arg(here);
         backup.arg("-D").arg(folder.path().join("data"));
         run(&mut backup, Duration::from_secs(120))?.ok()?;
-        let port = std::net::TcpListener::bind((self.address.as_str(), 0))?.local_addr()?.port();
+        let port = free_port(&self.address)?;
         let server = serve(folder.path(), &self.address, port, log)?;
         let standby =
             Self { folder, server: Mutex::new(server), port, address: self.address.clone(), log: log.to_owned() };

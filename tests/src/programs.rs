@@ -35,6 +35,24 @@ pub fn scratch_root() -> PathBuf {
     root
 }
 
+/// A port at `ip` for a program that is to listen there and cannot be told to choose one. It is none of those that the
+/// kernel gives to whoever connects (`net.ipv4.ip_local_port_range`, from 32768): such a one, free a moment ago, was
+/// taken by another connection before the program listened.
+pub fn free_port(ip: &str) -> anyhow::Result<u16> {
+    const FIRST: u32 = 12_000;
+    const COUNT: u32 = 17_000;
+    static NUMBER: AtomicU32 = AtomicU32::new(0);
+    // Each is given once in a process, and other processes begin elsewhere.
+    let begin = std::process::id().wrapping_mul(2_741);
+    let mut ports = (0..COUNT).map(|_| begin.wrapping_add(NUMBER.fetch_add(1, Ordering::Relaxed)) % COUNT + FIRST);
+    ports
+        .find_map(|port| {
+            let port = u16::try_from(port).ok()?;
+            std::net::TcpListener::bind((ip, port)).ok().map(|_| port)
+        })
+        .with_context(|| format!("no free port at {ip}"))
+}
+
 /// A folder below the target folder for this run's files: `target/e2e/<name>`.
 pub fn scratch(name: &str) -> PathBuf {
     static NUMBER: AtomicU32 = AtomicU32::new(0);

@@ -2,7 +2,7 @@
 //! artifacts pushed to it as `flux push artifact` does.
 
 use std::{
-    net::{SocketAddr, TcpListener, TcpStream},
+    net::{SocketAddr, TcpStream},
     path::{Path, PathBuf},
     process::Command,
     time::Duration,
@@ -17,7 +17,7 @@ use catalogue::{
 use certs::{Authority, Validity};
 use serde_json::{Value, json};
 
-use crate::programs::{Program, eventually, run, run_with_input};
+use crate::programs::{Program, eventually, free_port, run, run_with_input};
 
 /// User name and password of the one user.
 pub const CREDENTIALS: (&str, &str) = ("oci-user", "oci-pass-word-of-tests");
@@ -39,8 +39,7 @@ impl Registry {
     /// Starts one with its files in `folder`.
     pub fn start_at(ip: &str, folder: &Path) -> anyhow::Result<Self> {
         crate::stack::note_secret(CREDENTIALS.1)?;
-        // Another program may take it before the registry does, which then says so.
-        let port = TcpListener::bind((ip, 0))?.local_addr()?.port();
+        let port = free_port(ip)?;
         let address: SocketAddr = (ip.parse::<std::net::IpAddr>()?, port).into();
         let path = |name: &str| folder.join(name);
         let authority = Authority::create("the registry's own authority", Validity::days(1))?;

@@ -313,6 +313,8 @@ impl Replicas {
     /// One request at an address: that in front, or of one.
     pub fn ask(&self, at: &str, method: &str, path: &str, headers: &str, body: &str) -> anyhow::Result<Answer> {
         let mut raw = Raw::connect(at, &self.ca(), &[b"http/1.1"])?;
+        // A gateway gives a statement to its database 30 s, and then answers that it cannot.
+        raw.read_timeout(Duration::from_secs(60))?;
         let host = self.front.address;
         let length = body.len();
         raw.send(
