@@ -66,6 +66,11 @@ impl Kubectl {
         self
     }
 
+    /// Whether it is the old one.
+    pub fn is_old(&self) -> bool {
+        self.program.as_os_str() == cluster().get("CLUSTER_KUBECTL_OLD")
+    }
+
     /// With its caches in another folder than the kubeconfig's.
     #[must_use]
     pub fn home(mut self, home: PathBuf) -> Self {
