@@ -191,10 +191,10 @@ pub async fn reach(
         let slot_of_streams = core.slots.acquire(&permit, &core.limits())?;
         let mut not_told = None;
         if request.address.endpoint == Endpoint::Refresh
-            && let (Some(hops), Some((sign_in, cluster, until))) = (&core.hops, session.session().newest())
+            && let (Some(hops), Some((sign_in, cluster, end))) = (&core.hops, session.session().newest())
         {
             // Boxed, so that this rare case does not enlarge the future of every request.
-            let names = Box::pin(hops.tell_newest(sign_in, cluster, until)).await;
+            let names = Box::pin(hops.tell_newest(sign_in, cluster, &end)).await;
             not_told = HeaderValue::try_from(names.join(",")).ok().filter(|_| !names.is_empty()).map(Box::new);
         }
         (session, slot_of_streams, locate::locate(core, permit.cluster())?, not_told)

@@ -1,6 +1,6 @@
 //! How long a request lives (docs/identity.md). Every request behind authorize is a session until its last byte; the
 //! long ones are exec, attach, port-forward, watch and `logs -f`. They are looked at again every `reauthorise_every`
-//! and at once when the snapshot changes: a withdrawn right or a disabled user ends them. A session may outlive its
+//! and at once when the snapshot changes: a withdrawn right, a disabled user or a revoked key ends them. A session may outlive its
 //! credential by `outlive_token`; a newer valid token for the cluster extends it, if it came of the same sign-in
 //! (`sid`). One of another sign-in does not, even of the same principal: else whoever was signed in with a stolen token
 //! would stay for as long as its owner works. Where the issuer names no sign-in, and for an access certificate, nothing
@@ -11,7 +11,7 @@ pub mod slots;
 pub mod told;
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, hash_map::Entry},
     fmt,
     sync::{
         Arc, Mutex, OnceLock, PoisonError,
@@ -49,6 +49,8 @@ pub enum EndReason {
     Withdrawn,
     /// The user was disabled.
     Disabled,
+    /// The issuer's key that signed the tokens was revoked.
+    KeyRevoked,
     /// The credential has ended, and so has what a session may outlive it.
     Expired,
     /// An operator ended it.
@@ -67,6 +69,7 @@ impl EndReason {
         match self {
             Self::Withdrawn => "the right to reach this cluster was withdrawn",
             Self::Disabled => "the user was disabled",
+            Self::KeyRevoked => "the key that signed the token was revoked; log in again",
             Self::Expired => "the token has expired; log in again",
             Self::Operator => "an operator ended the session",
             Self::Shutdown => "the gateway shuts down",
@@ -76,10 +79,103 @@ impl EndReason {
     }
 }
 
-/// The latest end of any token of a sign-in that was shown for a cluster, in seconds since 1970.
+/// The end of a token, and the issuer's key that signed it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TokenEnd {
+    /// In seconds since 1970.
+    pub until: u64,
+    /// Thumbprint of the key; `None` for an access certificate, and where another replica did not say.
+    pub key: Option<Arc<str>>,
+}
+
+impl TokenEnd {
+    fn of(principal: &Principal) -> Self {
+        let key = match principal {
+            Principal::User(identity) => Some(Arc::clone(&identity.key)),
+            Principal::ServiceAccount(_) => None,
+        };
+        Self { until: unix_seconds(principal.expires()), key }
+    }
+}
+
+/// The ends of tokens of a sign-in that were shown for a cluster: the latest of each key. What a revoked key signed
+/// extends nothing, and what another key signed stays.
 #[derive(Debug)]
-struct Shown {
-    until: AtomicU64,
+struct Shown(Mutex<Ends>);
+
+#[derive(Debug)]
+struct Ends {
+    latest: TokenEnd,
+    /// Hardly ever any: an issuer replaces its key rarely. At most [`OTHER_KEYS`].
+    others: Vec<TokenEnd>,
+}
+
+/// Keys whose tokens are remembered for a sign-in beside the latest one's.
+const OTHER_KEYS: usize = 3;
+
+impl Shown {
+    fn new(end: TokenEnd) -> Arc<Self> {
+        Arc::new(Self(Mutex::new(Ends { latest: end, others: Vec::new() })))
+    }
+
+    fn ends(&self) -> std::sync::MutexGuard<'_, Ends> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn latest(&self) -> TokenEnd {
+        self.ends().latest.clone()
+    }
+
+    fn until(&self) -> u64 {
+        self.ends().latest.until
+    }
+
+    /// Another token was shown.
+    fn add(&self, end: TokenEnd) {
+        let mut ends = self.ends();
+        if ends.latest.key == end.key {
+            ends.latest.until = ends.latest.until.max(end.until);
+        } else {
+            match ends.others.iter_mut().find(|known| known.key == end.key) {
+                Some(known) => known.until = known.until.max(end.until),
+                None => ends.others.push(end),
+            }
+        }
+        ends.sort();
+    }
+
+    /// Forgets what revoked keys signed. False: there is nothing else, and what was shown counts no longer.
+    fn keep(&self, good: impl Fn(&str) -> bool) -> bool {
+        let mut ends = self.ends();
+        let good = |end: &TokenEnd| end.key.as_deref().is_none_or(&good);
+        ends.others.retain(&good);
+        if good(&ends.latest) {
+            return true;
+        }
+        // The others are in the order of their ends.
+        let Some(next) = ends.others.pop() else { return false };
+        ends.latest = next;
+        true
+    }
+}
+
+impl Ends {
+    /// The latest one to its place, the others in the order of their ends, and no more than are remembered.
+    fn sort(&mut self) {
+        if self.others.is_empty() {
+            return;
+        }
+        self.others.sort_by_key(|end| end.until);
+        if let Some(last) = self.others.last_mut()
+            && last.until > self.latest.until
+        {
+            std::mem::swap(&mut self.latest, last);
+            self.others.sort_by_key(|end| end.until);
+        }
+        if self.others.len() > OTHER_KEYS {
+            self.others.remove(0);
+        }
+    }
 }
 
 /// A sign-in of somebody at a cluster.
@@ -149,15 +245,15 @@ impl Session {
         self.what.to_string()
     }
 
-    /// The sign-in and cluster whose newer tokens extend it, and when the newest that was shown ends, in seconds since
-    /// 1970; `None`: nothing extends it.
-    pub fn newest(&self) -> Option<(SignIn, ClusterKey, u64)> {
-        self.key.map(|(sign_in, cluster)| (sign_in, cluster, self.shown.until.load(Ordering::Relaxed)))
+    /// The sign-in and cluster whose newer tokens extend it, and the end of the newest that was shown; `None`: nothing
+    /// extends it.
+    pub fn newest(&self) -> Option<(SignIn, ClusterKey, TokenEnd)> {
+        self.key.map(|(sign_in, cluster)| (sign_in, cluster, self.shown.latest()))
     }
 
     /// When it must end if nothing newer is shown, in seconds since 1970.
     pub fn deadline(&self, outlive: Duration) -> u64 {
-        self.shown.until.load(Ordering::Relaxed).saturating_add(outlive.as_secs())
+        self.shown.until().saturating_add(outlive.as_secs())
     }
 }
 
@@ -228,18 +324,19 @@ impl Sessions {
     /// Opens a session. Its token, which is valid, extends the other sessions of the same sign-in.
     pub fn open(self: &Arc<Self>, id: RequestId, permit: &Permit, what: What, outlive: Duration) -> SessionHandle {
         let (principal, cluster) = (permit.principal().clone(), permit.cluster().clone());
-        let until = unix_seconds(principal.expires());
+        let end = TokenEnd::of(&principal);
         let key = key_of(&principal, &cluster);
-        let new = || Arc::new(Shown { until: AtomicU64::new(until) });
         let shown = match key {
-            None => new(),
-            Some(key) => {
-                let mut map = self.shown();
-                let (shown, users) = map.entry(key).or_insert_with(|| (new(), 0));
-                *users += 1;
-                shown.until.fetch_max(until, Ordering::Relaxed);
-                Arc::clone(shown)
-            }
+            None => Shown::new(end),
+            Some(key) => match self.shown().entry(key) {
+                Entry::Vacant(entry) => Arc::clone(&entry.insert((Shown::new(end), 1)).0),
+                Entry::Occupied(mut entry) => {
+                    let (shown, users) = entry.get_mut();
+                    *users += 1;
+                    shown.add(end);
+                    Arc::clone(shown)
+                }
+            },
         };
         let session = Arc::new(Session {
             id,
@@ -259,11 +356,10 @@ impl Sessions {
         SessionHandle { session, sessions: Arc::clone(self), _open: self.metrics.sessions.enter() }
     }
 
-    /// A token of a sign-in that ends then, in seconds since 1970, was shown for a cluster at another replica: it extends
-    /// the sessions here.
-    pub fn extend(&self, sign_in: SignIn, cluster: ClusterKey, until: u64) {
+    /// A token of a sign-in with this end was shown for a cluster at another replica: it extends the sessions here.
+    pub fn extend(&self, sign_in: SignIn, cluster: ClusterKey, end: TokenEnd) {
         if let Some((shown, _)) = self.shown().get(&(sign_in, cluster)) {
-            shown.until.fetch_max(until, Ordering::Relaxed);
+            shown.add(end);
         }
     }
 
@@ -340,6 +436,13 @@ impl Sessions {
 }
 
 fn verdict(snapshot: &Snapshot, session: &Session, now: u64) -> Option<EndReason> {
+    // Also where a good token extends it: whoever has the key may have opened it in the name of another's sign-in.
+    if let Principal::User(identity) = &session.principal {
+        let is_good = |key: &str| !snapshot.verifier.has_revoked(&identity.issuer, key);
+        if !is_good(&identity.key) || !session.shown.keep(is_good) {
+            return Some(EndReason::KeyRevoked);
+        }
+    }
     if session.deadline(snapshot.sessions.outlive_token) <= now {
         return Some(EndReason::Expired);
     }
@@ -358,5 +461,45 @@ fn verdict(snapshot: &Snapshot, session: &Session, now: u64) -> Option<EndReason
         Ok(_) => None,
         Err(denial) if denial.0 == DenialReason::Disabled => Some(EndReason::Disabled),
         Err(_) => Some(EndReason::Withdrawn),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn end(key: &str, until: u64) -> TokenEnd {
+        TokenEnd { until, key: Some(key.into()) }
+    }
+
+    #[test]
+    fn what_a_revoked_key_signed_extends_nothing_and_what_another_signed_stays() {
+        let shown = Shown::new(end("old", 10));
+        shown.add(end("new", 30));
+        shown.add(end("old", 20));
+        shown.add(end("stolen", 99));
+        assert_eq!(shown.latest(), end("stolen", 99));
+        assert!(shown.keep(|key| key != "stolen"));
+        assert_eq!(shown.latest(), end("new", 30));
+        assert!(shown.keep(|key| key == "old"));
+        assert_eq!(shown.latest(), end("old", 20), "the latest of the key, in whatever order they were shown");
+        assert!(!shown.keep(|_| false), "nothing is left");
+        shown.add(end("new", 5));
+        assert!(shown.keep(|key| key == "new"));
+        assert_eq!(shown.until(), 5, "a good token that ends earlier does not keep what the revoked one gave");
+        let certificate = Shown::new(TokenEnd { until: 1, key: None });
+        assert!(certificate.keep(|_| false));
+    }
+
+    #[test]
+    fn ends_of_many_keys_are_bounded_and_the_latest_ones_stay() {
+        let shown = Shown::new(end("0", 100));
+        for key in 1..50 {
+            shown.add(end(&key.to_string(), 100 + key));
+            shown.add(end("low", 1));
+        }
+        let ends = shown.ends();
+        let others: Vec<u64> = ends.others.iter().map(|end| end.until).collect();
+        assert_eq!((ends.latest.until, others), (149, vec![146, 147, 148]));
     }
 }

@@ -18,7 +18,7 @@ use types::{
 };
 
 use super::{Hops, links::Link};
-use crate::random;
+use crate::{random, sessions::TokenEnd};
 
 /// The role of streams that carry a question between replicas.
 pub const ROLE: &str = "replica";
@@ -64,9 +64,11 @@ impl Hops {
 
     /// Tells all others of the end of the newest token of a sign-in at a cluster, which extends sessions there too. The
     /// names of those that have not heard it.
-    pub async fn tell_newest(&self, sign_in: SignIn, cluster: ClusterKey, until: u64) -> Vec<String> {
-        let (sign_in, cluster) = (hex(&sign_in), cluster.hex());
-        let target = format!("{SHOWN}?sign_in={sign_in}&cluster={cluster}&until={until}");
+    pub async fn tell_newest(&self, sign_in: SignIn, cluster: ClusterKey, end: &TokenEnd) -> Vec<String> {
+        let (sign_in, cluster, until) = (hex(&sign_in), cluster.hex(), end.until);
+        // A thumbprint is base64url, which needs no escaping.
+        let key = end.key.as_ref().map(|key| format!("&key={key}")).unwrap_or_default();
+        let target = format!("{SHOWN}?sign_in={sign_in}&cluster={cluster}&until={until}{key}");
         let said = self.ask_all(&Method::POST, &target).await;
         let heard = |said: &Said| matches!(said.answer, Ok((StatusCode::NO_CONTENT, _)));
         said.into_iter().filter(|said| !heard(said)).map(|said| said.replica).collect()

@@ -281,6 +281,9 @@ async fn revoked_key_verifies_nothing_at_its_own_gateway_once_the_issuer_knows()
     snapshots.set_accounts(Arc::new(Accounts::of(Arc::clone(&issuer))));
     let verify = async || snapshots.load().verifier.verify(&first, &audience, SystemTime::now()).await.map(drop);
     verify().await.unwrap();
+    let signed_by = snapshots.load().verifier.verify(&first, &audience, SystemTime::now()).await.unwrap().key.clone();
+    let has_revoked = || snapshots.load().verifier.has_revoked("built-in", &signed_by);
+    assert!(!has_revoked());
     let shutdown = Shutdown::new();
     let following = tokio::spawn(follow_accounts(Arc::clone(&snapshots), shutdown.clone()));
     let mut changes = snapshots.watch();
@@ -288,14 +291,17 @@ async fn revoked_key_verifies_nothing_at_its_own_gateway_once_the_issuer_knows()
     issuer.documents.revoke_key(old.newest()).await.unwrap();
     issuer.catch_up().await.unwrap();
     tokio::time::timeout(Duration::from_secs(60), changes.changed()).await.unwrap().unwrap();
+    assert!(has_revoked() && !snapshots.load().verifier.has_revoked("another", &signed_by));
     // Nobody answers who could say more of its key.
     assert!(matches!(verify().await.unwrap_err(), TokenError::UnknownKey | TokenError::KeysUnavailable(_)));
     shutdown.close();
     following.await.unwrap();
     snapshots.replace(Snapshot::new(&Dynamic::default(), verifier()));
     verify().await.unwrap_err();
+    assert!(has_revoked(), "a verifier that is made anew knows it too");
     let second = token(&issuer, "ann", "secret", "").await.1["access_token"].as_str().unwrap().to_owned();
-    snapshots.load().verifier.verify(&second, &audience, SystemTime::now()).await.unwrap();
+    let second = snapshots.load().verifier.verify(&second, &audience, SystemTime::now()).await.unwrap();
+    assert!(!snapshots.load().verifier.has_revoked("built-in", &second.key));
 }
 
 #[tokio::test]

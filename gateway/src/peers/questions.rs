@@ -21,11 +21,13 @@ use crate::{
     aside::aside,
     core::Core,
     hop::ask::{ROLE, SESSIONS, SHOWN},
-    sessions::{EndReason, Sessions, told::Wanted},
+    sessions::{EndReason, Sessions, TokenEnd, told::Wanted},
 };
 
 /// How long an answer may take to be read.
 const DEADLINE: Duration = Duration::from_secs(30);
+/// Characters of a key's thumbprint at most (RFC 7638 with SHA-256, in base64url).
+const THUMBPRINT: usize = 43;
 /// Lists of sessions that are in memory at once, each of up to 16 MiB. Another one waits; who asked waits no longer than
 /// [`crate::hop::ask::DEADLINE`].
 static LISTS: Semaphore = Semaphore::const_new(4);
@@ -92,7 +94,9 @@ fn answered(sessions: &Sessions, method: &Method, path: &str, query: &str) -> (S
             let (Some(sign_in), Some(cluster), Some(until)) = (sign_in, cluster, until) else {
                 return nothing(StatusCode::BAD_REQUEST);
             };
-            sessions.extend(sign_in, cluster, until);
+            // A replica of the version before names no key.
+            let key = parameter("key").filter(|key| key.len() <= THUMBPRINT).map(Into::into);
+            sessions.extend(sign_in, cluster, TokenEnd { until, key });
             nothing(StatusCode::NO_CONTENT)
         }
         _ => nothing(StatusCode::NOT_FOUND),
@@ -120,7 +124,9 @@ mod tests {
         }
         let (sign_in, cluster) = ("0".repeat(32), "0".repeat(64));
         let shown = format!("{SHOWN}?sign_in={sign_in}&cluster={cluster}");
-        assert_eq!(ask(Method::POST, &format!("{shown}&until=5")).0, 204);
+        for more in ["", "&key=of-this"] {
+            assert_eq!(ask(Method::POST, &format!("{shown}&until=5{more}")).0, 204);
+        }
         for wrong in [shown.as_str(), &format!("{shown}&until=x"), "/v1/shown?sign_in=0&until=5"] {
             assert_eq!(ask(Method::POST, wrong).0, 400, "{wrong}");
         }

@@ -6,6 +6,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use auth::token::testing::{TestIssuer, TestKey};
 use bytes::Bytes;
 use daemon::Task;
 use gateway::sessions::EndReason;
@@ -216,6 +217,36 @@ async fn a_session_may_outlive_its_token() {
     }
     arrived.stream.send.send(Bytes::from_static(b"tick")).await.unwrap();
     user.until(b"tick").await;
+}
+
+/// They lasted to the end of their token and for as long as it may be outlived.
+#[tokio::test]
+async fn a_revoked_key_ends_the_sessions_that_it_opened_and_no_others() {
+    let world = World::new().await;
+    let agent = world.agent("a").await;
+    let first = world.issuer.clone();
+    let second = TestIssuer { keys: vec![TestKey::es256("k2")], ..first.clone() };
+    let (old, new) = (first.key(), second.key());
+    let mut newest = new.jwk();
+    newest["towline_attestation"] = json!(old.attest(new));
+    let publish = async |keys: serde_json::Value| {
+        std::fs::write(world.dir.path().join("dev-keys.json"), keys.to_string()).unwrap();
+        world.reconfigure(&config("")).await.unwrap();
+    };
+    // Replaced, and good for the tokens that it has signed.
+    let later = types::instants::unix_seconds(SystemTime::now()) + 7200;
+    publish(json!({"keys": [newest, old.jwk()], "towline_ended": [new.end(old, later)]})).await;
+    let by = |issuer: &TestIssuer| issuer.token("ann", &[], &cluster("a").audience(), SystemTime::now());
+    let (thief, _arrived) = watch(&world, &agent, &by(&first)).await;
+    // Of the same sign-in by its name, which whoever has the key can give to any token.
+    let (mut owner, mut arrived) = watch(&world, &agent, &by(&second)).await;
+    publish(json!({"keys": [newest], "towline_former": [old.jwk()], "towline_ended": [new.end(old, 0)]})).await;
+    broken_off(thief).await;
+    arrived.stream.send.send(Bytes::from_static(b"tick")).await.unwrap();
+    owner.until(b"tick").await;
+    let mut refused = world.user().await;
+    refused.send(get(&at("a", "/api/v1/pods"), &by(&first), "")).await;
+    assert_eq!(refused.answer().await.status, 401);
 }
 
 #[tokio::test]

@@ -180,6 +180,12 @@ impl Verifier {
         Ok(())
     }
 
+    /// Whether a key of the issuer of this name, by its thumbprint ([`Details::key`]), is known to be revoked: what a token
+    /// of it opened counts no longer. A key that was only replaced is not: its tokens are good until they end.
+    pub fn has_revoked(&self, issuer: &str, key: &str) -> bool {
+        self.issuers.iter().any(|trusted| trusted.config.name == issuer && trusted.keys.has_revoked(key))
+    }
+
     /// Whether a kept text has everything that [`Self::learned`] has.
     pub fn is_kept(&self, kept: &str) -> bool {
         let kept = types::json::object(kept.as_bytes()).unwrap_or_default();
@@ -374,7 +380,7 @@ impl Verifier {
             None => None,
             Some(overage) => Some(self.resolve(overage).await?),
         };
-        let identity = Arc::new(identity::identity(&compact.payload, config, resolved, expires)?);
+        let identity = Arc::new(identity::identity(&compact.payload, config, resolved, expires, &key.thumbprint)?);
         let until = expires.min(now + KEEP).min(proof_until.unwrap_or(expires));
         let from = now - config.skew;
         Ok(Arc::new(Decision { identity, issuer: place, generation, made: Instant::now(), from, until }))

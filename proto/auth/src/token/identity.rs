@@ -1,7 +1,7 @@
 //! From a verified token to who it speaks for. The only place where an [`Identity`] is made; a fault in any claim
 //! refuses the token, for an identity with something missing is another identity (docs/threats.md TH7).
 
-use std::{collections::BTreeMap, fmt, ops::Deref, time::SystemTime};
+use std::{collections::BTreeMap, fmt, ops::Deref, sync::Arc, time::SystemTime};
 
 use aws_lc_rs::digest::{Context, SHA256};
 use serde_json::{Map, Value};
@@ -47,6 +47,8 @@ pub struct Details {
     pub application: bool,
     /// When the token ends.
     pub expires: SystemTime,
+    /// Thumbprint (RFC 7638) of the issuer's key that signed the token ([`super::Verifier::has_revoked`]).
+    pub key: Arc<str>,
     /// The sign-in that the token came of, where the issuer says (`sid`). Only tokens of the same one extend each
     /// other's sessions; of two without nobody knows whether the same person was there.
     pub sign_in: Option<SignIn>,
@@ -124,12 +126,14 @@ pub(super) fn overage(claims: &Claims, issuer: &Issuer) -> Result<Option<Overage
     }))
 }
 
-/// Makes the identity. `resolved`: groups looked up elsewhere because of an overage.
+/// Makes the identity of a token that the key of this thumbprint signed. `resolved`: groups looked up elsewhere because of
+/// an overage.
 pub(super) fn identity(
     claims: &Claims,
     issuer: &Issuer,
     resolved: Option<Vec<String>>,
     expires: SystemTime,
+    key: &str,
 ) -> Result<Identity, TokenError> {
     let subject = required_text(claims, "sub")?;
     if subject.is_empty() || subject.len() > 1024 || names::has_forbidden(subject) {
@@ -159,6 +163,7 @@ pub(super) fn identity(
         subject: subject.to_owned(),
         application: is_application(claims),
         expires,
+        key: key.into(),
         sign_in: sign_in(claims, issuer, subject),
         credential: claims
             .get(CREDENTIAL)

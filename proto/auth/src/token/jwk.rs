@@ -281,6 +281,8 @@ pub(super) struct KeySet {
     /// Thumbprints of those of `keys` that have been replaced, with the time (seconds since 1970) at which the last
     /// token that such a key signed expires.
     pub(super) ends: Vec<(String, u64)>,
+    /// Thumbprints of revoked keys, whether or not `keys` had them.
+    pub(super) revoked: Vec<String>,
 }
 
 impl KeySet {
@@ -360,14 +362,19 @@ impl KeySet {
         self.ends.iter().find(|(thumbprint, _)| *thumbprint == key.thumbprint).map(|(_, end)| *end)
     }
 
-    /// Whether both have the same keys, in any order, which end at the same time.
+    /// Whether both have the same keys, in any order, which end at the same time, and the same are revoked.
     pub(super) fn same(&self, other: &Self) -> bool {
+        let revoked = |set: &Self| {
+            let mut revoked = set.revoked.clone();
+            revoked.sort();
+            revoked
+        };
         let names = |set: &Self| {
             let each = set.keys.iter().map(|k| (k.kid.clone(), k.thumbprint.clone(), set.end_of(k)));
             let mut names: Vec<_> = each.collect();
             names.sort();
             names
         };
-        names(self) == names(other)
+        names(self) == names(other) && revoked(self) == revoked(other)
     }
 }

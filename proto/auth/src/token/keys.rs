@@ -171,6 +171,12 @@ impl IssuerKeys {
         self.0.current.load().as_ref().map_or(0, |snapshot| snapshot.generation)
     }
 
+    /// Whether a key of the issuer, by its thumbprint, is known to be revoked.
+    pub(super) fn has_revoked(&self, thumbprint: &str) -> bool {
+        let current = self.0.current.load();
+        current.as_ref().is_some_and(|snapshot| snapshot.set.revoked.iter().any(|revoked| revoked == thumbprint))
+    }
+
     /// The key that a header means, and the generation of its set; asks the issuer where it must and may.
     pub(super) async fn find(&self, kid: Option<&str>, algorithm: Algorithm) -> Result<Found, TokenError> {
         match self.look(kid, algorithm) {

@@ -89,6 +89,8 @@ impl Chain {
         left_out.into_iter().for_each(|why| set.leave_out(why));
         let end = |key: &Arc<Key>| Some((key.thumbprint.clone(), self.ends.get(&key.thumbprint)?.until));
         set.ends = set.keys.iter().filter_map(end).collect();
+        let revoked = self.ends.iter().filter(|(_, end)| end.until == REVOKED);
+        set.revoked = revoked.map(|(thumbprint, _)| thumbprint.clone()).collect();
         set
     }
 
