@@ -3,7 +3,10 @@
 use std::{fmt, path::Path, sync::Arc, time::SystemTime};
 
 use aws_lc_rs::digest;
-use rustls::{RootCertStore, client::verify_server_cert_signed_by_trust_anchor, server::ParsedCertificate};
+use rustls::{
+    CertificateError, Error, RootCertStore, client::verify_server_cert_signed_by_trust_anchor,
+    server::ParsedCertificate,
+};
 use rustls_pki_types::{CertificateDer, TrustAnchor, UnixTime};
 use types::ids::hex;
 
@@ -67,12 +70,31 @@ impl Roots {
 
     /// Whether one of these signed a server's certificate, which may have ended.
     pub fn vouch_for_server(&self, credentials: &Credentials) -> bool {
-        let (chain, last) = (credentials.chain(), last_second(credentials.not_after()));
-        let at = UnixTime::since_unix_epoch(last.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default());
+        self.path_to_server(credentials, last_second(credentials.not_after())).is_ok()
+    }
+
+    /// Whether a server's certificate is of another authority: its chain leads to none of these, neither at `now` nor at
+    /// the certificate's last second. False for a chain that is refused for another reason alone, such as a certificate
+    /// that has expired or is for another purpose.
+    pub fn are_strangers_to_server(&self, credentials: &Credentials, now: SystemTime) -> bool {
+        let tried = [now, last_second(credentials.not_after())].map(|at| self.path_to_server(credentials, at));
+        let leads_elsewhere = |tried: &Result<(), Error>| {
+            matches!(
+                tried,
+                // The second: an authority of the same name with another key.
+                Err(Error::InvalidCertificate(CertificateError::UnknownIssuer | CertificateError::BadSignature))
+            )
+        };
+        tried.iter().all(Result::is_err) && tried.iter().any(leads_elsewhere)
+    }
+
+    /// Looks for a path from one of these to a server's certificate, whatever names it has.
+    fn path_to_server(&self, credentials: &Credentials, at: SystemTime) -> Result<(), Error> {
+        let chain = credentials.chain();
+        let at = UnixTime::since_unix_epoch(at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default());
         let algorithms = provider().signature_verification_algorithms.all;
-        ParsedCertificate::try_from(&chain[0]).is_ok_and(|own| {
-            verify_server_cert_signed_by_trust_anchor(&own, &self.store, &chain[1..], at, algorithms).is_ok()
-        })
+        let own = ParsedCertificate::try_from(&chain[0])?;
+        verify_server_cert_signed_by_trust_anchor(&own, &self.store, &chain[1..], at, algorithms)
     }
 
     /// These and those of another set.

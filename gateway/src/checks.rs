@@ -7,10 +7,11 @@ use std::{
     os::unix::fs::PermissionsExt as _,
     path::Path,
     sync::Arc,
+    time::SystemTime,
 };
 
 use auth::token::{self, Direct, RawIssuer, Verifier};
-use certs::Credentials;
+use certs::{Bundle, Credentials, Roots};
 use daemon::{
     chain,
     settings::{BadFile, Faults},
@@ -35,10 +36,19 @@ use crate::{
 type Check = fn(&Config, &mut Faults);
 
 /// What is looked at of files and addresses, in order. The store is looked at after them.
-const CHECKS: [Check; 8] =
-    [certificates, certificate_name, private_keys, issuers, built_in_issuer, catalogue, addresses, replica];
+const CHECKS: [Check; 9] = [
+    certificates,
+    certificate_name,
+    certificate_authority,
+    private_keys,
+    issuers,
+    built_in_issuer,
+    catalogue,
+    addresses,
+    replica,
+];
 /// What a reload takes as well.
-const RELOADED: [Check; 2] = [certificate_name, private_keys];
+const RELOADED: [Check; 3] = [certificate_name, certificate_authority, private_keys];
 
 /// The whole list.
 ///
@@ -101,6 +111,37 @@ fn certificate_name(config: &Config, faults: &mut Faults) {
         && let Err(why) = certificate_for(&own, host)
     {
         faults.push("tls.certificate_file", why);
+    }
+}
+
+/// The certificate of `[tls]` is of an authority in `[api] ca_file`. Users' kubeconfigs and agents get that file from the
+/// gateway and trust nothing else, so they would refuse every connection. Only another authority is a fault: when the
+/// certificate is valid, and for what, is not looked at here.
+fn certificate_authority(config: &Config, faults: &mut Faults) {
+    let Some(api) = &config.api else { return };
+    // In kubeconfigs and agents an empty file stands for what their machines trust.
+    let Some(file) = api.ca_file.as_ref().filter(|_| api.ca.as_ref().is_some_and(|ca| !ca.is_empty())) else { return };
+    // Files that cannot be read are another check's.
+    let own = Credentials::load(&config.tls.certificate_file, &config.tls.key_file);
+    let Some(own) = own.ok().filter(|_| !config.listen.tls_ends_before) else { return };
+    // A self-signed certificate that is trusted itself needs no authority.
+    if Bundle::read(file).is_ok_and(|trusted| trusted.holds(&own.chain()[0])) {
+        return;
+    }
+    match Roots::load(file) {
+        Err(error) => faults.push("api.ca_file", error),
+        Ok(roots) if roots.are_strangers_to_server(&own, SystemTime::now()) => faults.push(
+            "tls.certificate_file",
+            format_args!(
+                "the certificate is of no authority in {} ([api] ca_file), which is all that users' kubeconfigs and agents \
+                 trust: they would refuse it. Put the certificate's authority into that file, or remove ca_file if users' \
+                 machines and clusters trust that authority; certificates between the authority and this one belong in \
+                 certificate_file, after it; behind a balancer that ends TLS and shows a certificate of its own, set \
+                 [listen] tls_ends_before = true",
+                file.display()
+            ),
+        ),
+        Ok(_) => {}
     }
 }
 
@@ -275,6 +316,8 @@ pub fn private(path: &Path) -> Result<(), String> {
 
 #[cfg(test)]
 mod tests {
+    mod authority;
+
     use std::{fs, path::PathBuf, time::Duration};
 
     use sqlx::Connection as _;
@@ -303,12 +346,17 @@ mod tests {
     #[tokio::test]
     async fn check_config_and_start_find_the_same_faults() {
         type Break = fn(&Path);
-        let faults: [(&str, &str, Break); 14] = [
+        let faults: [(&str, &str, Break); 15] = [
             ("tls.key_file", "chmod 600", |dir| mode(dir.join("tls/tls.key"), 0o644)),
             ("agents.authority_dir", "chmod 600", |dir| mode(dir.join("ca/ca.key"), 0o640 | 0o004)),
             ("tls.certificate_file", "gateway.example.org", |dir| {
                 let other = certs::Authority::load(&dir.join("ca")).unwrap();
                 let issued = other.issue_server(&["other.example.org"], certs::Validity::days(1)).unwrap();
+                issued.save(&dir.join("tls/tls.crt"), &dir.join("tls/tls.key")).unwrap();
+            }),
+            ("tls.certificate_file", "[api] ca_file", |dir| {
+                let other = certs::Authority::create("other", certs::Validity::days(9)).unwrap();
+                let issued = other.issue_server(&["gateway.example.org"], certs::Validity::days(1)).unwrap();
                 issued.save(&dir.join("tls/tls.crt"), &dir.join("tls/tls.key")).unwrap();
             }),
             ("api.store_key_file", "line 1", |dir| {

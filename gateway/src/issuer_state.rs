@@ -19,7 +19,7 @@ use crate::{
 /// The settings of an issuer that keeps its state in the store.
 pub fn shared(config: &Config) -> Option<(&Api, &BuiltInIssuer)> {
     let (api, issuer) = (config.api.as_ref()?, config.issuer.as_ref()?);
-    matches!(api.store, StoreAt::Postgres(_)).then_some((api, issuer))
+    matches!(api.store, StoreAt::Postgres { .. }).then_some((api, issuer))
 }
 
 /// The documents of the configuration's issuer, for a command; to be closed when it is done.

@@ -546,7 +546,6 @@ fn keeper(core: &Core) -> Option<Arc<Keeper>> {
     Some(Arc::new(Keeper {
         replicas: Arc::clone(replicas),
         store: control.store.clone(),
-        url: control.settings.store.url(),
         tunnels: Arc::clone(&core.tunnels),
         known: control.revisions(),
         metrics: Arc::clone(&core.metrics),

@@ -302,7 +302,9 @@ fn backup(config: &Config, to: &std::path::Path) -> ExitCode {
 fn move_store(config: &Config, to: &std::path::Path) -> anyhow::Result<serde_json::Value> {
     let from = match config.api.as_ref().map(|api| &api.store) {
         Some(StoreAt::Sqlite(file)) => file,
-        Some(StoreAt::Postgres(_)) => anyhow::bail!("[api] has postgres_url_file: the store is in PostgreSQL already"),
+        Some(StoreAt::Postgres { .. }) => {
+            anyhow::bail!("[api] has postgres_url_file: the store is in PostgreSQL already")
+        }
         None => anyhow::bail!("there is nothing to move: the configuration has no [api]"),
     };
     user_command::as_its_owner(from)?;

@@ -14,11 +14,12 @@ use tunnel::transport::quic::Listener;
 
 use crate::{
     checks::{self, IssuersError},
-    config::{Config, Dynamic, api::Api},
+    config::{Config, Dynamic, api::StoreAt},
     core::Core,
     files::Stamp,
     named,
     snapshot::Snapshot,
+    store::address::NewUrl,
     trust::TrustError,
 };
 
@@ -72,8 +73,9 @@ impl Reloader {
         }
     }
 
-    /// Reads the file again: clusters, issuers, grants, disabled users, sessions, limits, and the files of
-    /// certificates. Audit records go to a new file where theirs was moved away, whatever comes of the rest.
+    /// Reads the file again: clusters, issuers, grants, disabled users, sessions, limits, the files of certificates, and
+    /// the file with the database's address. Audit records go to a new file where theirs was moved away, whatever comes of
+    /// the rest.
     pub async fn reload(&self) -> Result<(), ReloadError> {
         let _alone = self.one_at_a_time.lock().await;
         let reopened = self.core.audit.reopen().await;
@@ -101,6 +103,7 @@ impl Reloader {
         self.core.snapshots.replace(snapshot.trusting(self.core.roots()));
         self.core.snapshots.load().warn_of_shadowed();
         self.core.limits.store(Arc::new(next.limits.clone()));
+        self.take_database_address(&next);
         let fixed = fixed(&old, &next);
         if !fixed.is_empty() {
             tracing::warn!("changes in {} take effect at the next start", fixed.join(", "));
@@ -108,6 +111,29 @@ impl Reloader {
         self.warn_of_other_replicas(&next);
         self.config.store(Arc::new(next));
         Ok(())
+    }
+
+    /// Has new connections to the database made with the address that is in its file now.
+    fn take_database_address(&self, next: &Config) {
+        let (Some(control), Some(StoreAt::Postgres { url, file })) =
+            (&self.core.control, next.api.as_ref().map(|api| &api.store))
+        else {
+            return;
+        };
+        // Never the address itself, in which there is a password.
+        let file = file.display();
+        match control.store.use_url(url) {
+            Ok(NewUrl::Same) => {}
+            Ok(NewUrl::Taken) => {
+                tracing::info!(%file, "new connections to the database are made with the address that is in the file now");
+            }
+            Ok(NewUrl::OtherDatabase) => {
+                tracing::warn!(%file, "the address in the file leads to another database: it takes effect at the next start");
+            }
+            Err(error) => {
+                tracing::warn!(%file, %error, "the address of the database in the file cannot be used; the former one stays");
+            }
+        }
     }
 
     fn warn_of_other_replicas(&self, next: &Config) {
@@ -187,8 +213,13 @@ pub fn first_looks(config: &Config) -> Vec<Option<Stamp>> {
 
 /// Sections that a reload does not take and that have changed.
 fn fixed(old: &Config, next: &Config) -> Vec<&'static str> {
-    // The authorities of the gateway's certificate are taken by a reload.
-    let api = |config: &Config| config.api.clone().map(|api| Api { ca: None, ..api });
+    // The authorities of the gateway's certificate and the file with the database's address are taken by a reload.
+    let api = |config: &Config| {
+        let mut api = config.api.clone()?;
+        api.ca = None;
+        api.secret_files.retain(|(setting, _)| *setting != api.store.setting());
+        Some(api)
+    };
     let sections = |config: &Config| {
         [
             ("[listen]", format!("{:?}", config.listen)),
@@ -205,12 +236,14 @@ fn fixed(old: &Config, next: &Config) -> Vec<&'static str> {
 
 fn looks(config: &Config) -> Vec<Option<Stamp>> {
     let authority = config.agents.authority.as_ref();
-    let files: [Option<&PathBuf>; 7] = [
+    let api = config.api.as_ref();
+    let files: [Option<&PathBuf>; 8] = [
         config.file.as_ref(),
         Some(&config.tls.certificate_file),
         Some(&config.tls.key_file),
         Some(&config.agents.ca_file),
-        config.api.as_ref().and_then(|api| api.ca_file.as_ref()),
+        api.and_then(|api| api.ca_file.as_ref()),
+        api.and_then(|api| api.store.url_file()),
         authority.map(|files| &files.certificate),
         authority.map(|files| &files.key),
     ];
@@ -268,12 +301,25 @@ mod tests {
             next.listen.domain = Some("clusters.example.org".to_owned());
         };
         assert_eq!(changed(both), ["[listen]", "[api]"]);
+        assert_eq!(changed(|next| on_server(next, "one", "one.url")), ["[api]"]);
         // Taken by a reload.
         let taken = |next: &mut Config| {
             next.agents.statement_lifetime *= 2;
             next.limits.connections += 1;
         };
         assert_eq!(changed(taken), Vec::<&str>::new());
+        let (mut one, mut two) = (old.clone(), old.clone());
+        on_server(&mut one, "one", "one.url");
+        on_server(&mut two, "two", "two.url");
+        assert_eq!(fixed(&one, &two), Vec::<&str>::new());
+        assert_eq!(looks(&one).len(), looks(&old).len() + 1, "the file is watched");
+    }
+
+    /// Puts the store into PostgreSQL.
+    fn on_server(config: &mut Config, password: &str, file: &str) {
+        let (api, url) = (config.api.as_mut().unwrap(), format!("postgres://u:{password}@localhost/d"));
+        api.store = StoreAt::Postgres { url, file: file.into() };
+        api.secret_files = vec![(api.store.setting(), file.into())];
     }
 
     /// A change between the reading of the file and the first look at it was never taken.

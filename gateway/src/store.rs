@@ -2,6 +2,7 @@
 //!
 //! | module | what it holds |
 //! |---|---|
+//! | [`address`] | where the database is, and how new connections are made |
 //! | [`schema`] | the tables, as migrations that only go forward |
 //! | [`resources`] | resources of every kind, read by key and by page |
 //! | [`with_child`] | resources by page, each with one child and what was told of it |
@@ -39,6 +40,7 @@ macro_rules! repeated {
     }};
 }
 
+pub mod address;
 pub mod agents;
 pub mod batch;
 pub mod changes;
@@ -62,7 +64,6 @@ pub mod with_child;
 
 use std::{
     path::{Path, PathBuf},
-    str::FromStr,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -70,13 +71,16 @@ use std::{
 use daemon::atomic;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC};
 use sqlx::{
-    Any, AnyConnection, ConnectOptions, Connection, Row,
+    Any, AnyConnection, Connection, Row,
     any::{AnyConnectOptions, AnyPoolOptions},
     pool::PoolConnection,
 };
 use tokio::sync::{Notify, watch};
 
-use self::pool::{Doubt, Pool};
+use self::{
+    address::Address,
+    pool::{Doubt, Pool},
+};
 use crate::aside::GaveWay;
 
 /// Connections that read at once.
@@ -250,6 +254,7 @@ const NOTADB: u32 = 26;
 #[derive(Clone)]
 pub struct Store {
     backend: Backend,
+    address: Address,
     readers: Pool,
     writers: Pool,
     /// The newest revision that this process has committed.
@@ -287,7 +292,7 @@ impl Store {
     async fn sqlite(url: &str) -> Result<Self, StoreError> {
         let path = sqlite_file(url).ok_or_else(|| StoreError::Url("sqlite::memory:".to_owned()))?;
         private_file(&path)?;
-        let options = AnyConnectOptions::from_str(url)?.disable_statement_logging();
+        let options = address::options(url)?;
         // A pool tries again until its time is over, and then says only that it has waited.
         let first = async || {
             let mut connection = AnyConnection::connect_with(&options).await?;
@@ -312,6 +317,7 @@ impl Store {
         let readers = Pool::of_file(pool(READERS).connect_with(options).await?);
         Ok(Self {
             backend: Backend::Sqlite,
+            address: Address::from(url),
             readers,
             writers,
             newest: Arc::new(watch::Sender::new(0)),
@@ -320,7 +326,7 @@ impl Store {
     }
 
     async fn postgres(url: &str) -> Result<Self, StoreError> {
-        let options = AnyConnectOptions::from_str(url)?.disable_statement_logging();
+        let options = address::options(url)?;
         let connect = Doubt::default()
             .ask(AnyPoolOptions::new())
             .max_connections(POSTGRES_CONNECTIONS)
@@ -340,7 +346,14 @@ impl Store {
             connected => Pool::to_server(connected?),
         };
         let newest = Arc::new(watch::Sender::new(0));
-        Ok(Self { backend: Backend::Postgres, readers: pool.clone(), writers: pool, newest, documents: Arc::default() })
+        Ok(Self {
+            backend: Backend::Postgres,
+            address: Address::from(url),
+            readers: pool.clone(),
+            writers: pool,
+            newest,
+            documents: Arc::default(),
+        })
     }
 
     /// Which database it is.

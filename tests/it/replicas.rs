@@ -41,6 +41,7 @@ pub fn tests() -> Vec<Trial> {
         alone("replicas::t12_a_rolling_restart_fails_no_request", Needs::Nothing, rolling),
         case("replicas::t12_a_backup_is_restored_under_three_replicas", Needs::Nothing, restored),
         alone("replicas::t12_postgresql_may_be_away", Needs::Nothing, database_away),
+        case("replicas::t12_a_rotated_password_of_postgresql_is_taken_without_a_restart", Needs::Nothing, rotated),
         case("replicas::t12_postgresql_fails_and_recovers_under_load", Needs::Nothing, database_fails),
         alone("replicas::t12_a_promoted_standby_is_followed_and_a_vanished_server_is_left", Needs::Nothing, standby),
         case("replicas::t12_idle_replicas_send_two_statements_a_second_at_most", Needs::Nothing, idle),
@@ -937,6 +938,83 @@ fn idle() -> anyhow::Result<()> {
         }
     }
     anyhow::bail!("idle replicas send more than two statements a second: {seen}")
+}
+
+/// The database has another password, and later its connections break: all of them are made again with the password that
+/// the file has by then, and with no other.
+fn rotated() -> anyhow::Result<()> {
+    const OLD: &str = "a-pass-word-of-replicas";
+    const NEW: &str = "a-rotated-pass-word-of-replicas";
+    note_secret(NEW)?;
+    let replicas = Replicas::start("replicas-rotated", 2, "")?;
+    let owner = replicas.owner()?;
+    let ask = |sql: &str| replicas.postgres.administer(&format!("psql -Atc \"{sql}\" postgres"));
+    let pids = || -> anyhow::Result<BTreeSet<String>> {
+        let said = ask("SELECT pid FROM pg_stat_activity WHERE usename = 'towline'")?;
+        Ok(said.lines().map(str::to_owned).collect())
+    };
+    let logs = |number: usize, part: &str| -> anyhow::Result<bool> {
+        let log = replicas.dir.join(format!("{}.log", replicas.name(number)));
+        Ok(std::fs::read_to_string(log)?.contains(part))
+    };
+    // Replaced at once, and readable by its owner alone as the one before.
+    let write = |number: usize, edit: &dyn Fn(&str) -> String| -> anyhow::Result<()> {
+        let file = replicas.folder(number).join("postgres.url");
+        let next = file.with_extension("next");
+        std::fs::copy(&file, &next)?;
+        std::fs::write(&next, edit(&std::fs::read_to_string(&file)?))?;
+        Ok(std::fs::rename(next, file)?)
+    };
+    let make = |number: usize, name: &str| -> anyhow::Result<bool> {
+        let path =
+            format!("/subscriptions/{}/resourceGroups/{name}?api-version=2021-04-01", replicas.text("subscription"));
+        let said = replicas.call(replicas.address(number), &owner, "PUT", &path, &json!({"location": "local"}))?;
+        Ok(matches!(said.status, 200 | 201) && said.header("x-towline-unconfirmed-by").is_none())
+    };
+    ask(&format!("ALTER ROLE towline PASSWORD '{NEW}'"))?;
+    // A file that is not readable as an address changes nothing.
+    write(0, &|url| url.replace("sslmode=verify-full", "sslmode=perhaps"))?;
+    eventually("the unreadable address is refused", Duration::from_secs(30), || {
+        logs(0, "cannot be used; the former one stays")
+    })
+    .with_context(|| replicas.tails())?;
+    write(0, &|url| url.replace("sslmode=perhaps", "sslmode=verify-full"))?;
+    let before = pids()?;
+    for number in 0..replicas.count() {
+        write(number, &|url| url.replace(OLD, NEW))?;
+    }
+    for number in 0..replicas.count() {
+        eventually("the address is taken", Duration::from_secs(30), || {
+            logs(number, "new connections to the database are made")
+        })
+        .with_context(|| replicas.tails())?;
+    }
+    ensure!(!before.is_disjoint(&pids()?), "no connection went on");
+
+    // What was tried with the old password before it was replaced is no matter.
+    let server_log = replicas.dir.join("postgres.log");
+    let tried = std::fs::read_to_string(&server_log)?.len();
+    ask("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'towline'")?;
+    for number in 0..replicas.count() {
+        eventually("a write is confirmed by all", Duration::from_secs(60), || make(number, &format!("g{number}")))
+            .with_context(|| replicas.tails())?;
+    }
+    // The connections that renew leases and that hear of writes are not of the pool.
+    eventually("leases are renewed and writes are heard", Duration::from_secs(25), || {
+        let count = |query: &str| -> anyhow::Result<bool> {
+            let of = format!("FROM pg_stat_activity WHERE usename = 'towline' AND query LIKE '{query}'");
+            Ok(ask(&format!("SELECT count(*) {of}"))?.trim() == replicas.count().to_string())
+        };
+        Ok(count("%SET renewed_ms%")? && count("LISTEN%")?)
+    })
+    .with_context(|| replicas.tails())?;
+    let log = std::fs::read_to_string(&server_log)?;
+    ensure!(!log[tried..].contains("authentication failed"), "{}", &log[tried..]);
+    for number in 0..replicas.count() {
+        let told = logs(number, NEW)? || logs(number, OLD)?;
+        ensure!(!told, "the log of {} has a password", replicas.name(number));
+    }
+    Ok(())
 }
 
 /// A copy is made while three serve, and put back while none does: what came later is gone at all of them, agents come

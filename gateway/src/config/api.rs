@@ -71,15 +71,20 @@ const OPERATION_TIMEOUTS: RangeInclusive<Duration> = Duration::from_secs(1800)..
 pub enum StoreAt {
     /// SQLite: the path of its database file.
     Sqlite(PathBuf),
-    /// A server: its address, which may hold a password. Does not print.
-    Postgres(String),
+    /// A server.
+    Postgres {
+        /// Its address, which may hold a password. Does not print.
+        url: String,
+        /// The file that it is of, which a reload reads again.
+        file: PathBuf,
+    },
 }
 
 impl std::fmt::Debug for StoreAt {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Sqlite(file) => f.debug_tuple("Sqlite").field(file).finish(),
-            Self::Postgres(_) => f.write_str("Postgres(..)"),
+            Self::Postgres { .. } => f.write_str("Postgres(..)"),
         }
     }
 }
@@ -89,7 +94,15 @@ impl StoreAt {
     pub fn url(&self) -> String {
         match self {
             Self::Sqlite(file) => sqlite_url(file),
-            Self::Postgres(url) => url.clone(),
+            Self::Postgres { url, .. } => url.clone(),
+        }
+    }
+
+    /// The file that the address is of, where it has one of its own.
+    pub fn url_file(&self) -> Option<&PathBuf> {
+        match self {
+            Self::Sqlite(_) => None,
+            Self::Postgres { file, .. } => Some(file),
         }
     }
 
@@ -97,7 +110,7 @@ impl StoreAt {
     pub fn setting(&self) -> &'static str {
         match self {
             Self::Sqlite(_) => "api.store_file",
-            Self::Postgres(_) => "api.postgres_url_file",
+            Self::Postgres { .. } => "api.postgres_url_file",
         }
     }
 }
@@ -257,7 +270,7 @@ fn read_store(section: &mut Section, secrets: &mut SecretFiles, faults: &mut Fau
         postgres_url(&file)
             .map_err(|fault| faults.push(section.key("postgres_url_file"), format_args!("{} {fault}", file.display())))
             .ok()
-            .map(StoreAt::Postgres)
+            .map(|url| StoreAt::Postgres { url, file })
     });
     match (sqlite, postgres) {
         (Some(_), Some(_)) => {

@@ -197,7 +197,7 @@ const API: &[Key] = &[
     Key::example(
         "postgres_url_file",
         "\"postgres.url\"",
-        "A file, mode 0600, with postgres://<user>:<password>@<host>/<database>, instead of store_file.",
+        "A file, mode 0600, with postgres://<user>:<password>@<host>/<database>, instead of store_file. It is read again when it changes, for a rotated password.",
     ),
     Key::required(
         "store_key_file",

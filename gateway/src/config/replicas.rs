@@ -37,7 +37,7 @@ const ADDRESS_RULE: &str = "must be a host and port that other replicas can dial
 impl Replicas {
     /// Reads `[replicas]` beside an `[api]`; of one with faults of its own it is not known what its store is.
     pub fn read(mut section: Section, api: Option<Option<&Api>>, faults: &mut Faults) -> Option<Self> {
-        if !matches!(api, Some(None) | Some(Some(Api { store: StoreAt::Postgres(_), .. }))) {
+        if !matches!(api, Some(None) | Some(Some(Api { store: StoreAt::Postgres { .. }, .. }))) {
             faults.push(
                 "replicas",
                 "needs a store that several gateways can share: [api] with postgres_url_file. Remove [replicas] to run one gateway",

@@ -58,8 +58,6 @@ pub struct Keeper {
     pub replicas: Arc<Replicas>,
     /// The store, which is told what others have written.
     pub store: Store,
-    /// The address of its database.
-    pub url: String,
     /// The own tunnels.
     pub tunnels: Arc<Registry>,
     /// The revision that decisions know.
@@ -113,7 +111,7 @@ impl Keeper {
         let own = self.start();
         let left = async {
             if own.generation != 0 && !self.replicas.is_superseded() {
-                Line::new(&self.url)?.leave(own).await?;
+                Line::new(self.store.address())?.leave(own).await?;
             }
             Ok::<_, StoreError>(())
         };
@@ -124,7 +122,7 @@ impl Keeper {
 
     /// Renews the lease.
     async fn lease(&self, calls: &Calls) {
-        let Ok(mut line) = Line::new(&self.url) else { return };
+        let Ok(mut line) = Line::new(self.store.address()) else { return };
         line.statements = Arc::clone(&self.statements);
         let (mut known, mut failing, mut swept) = (self.known.clone(), false, Instant::now());
         let mut superseded = false;
@@ -303,7 +301,7 @@ impl Keeper {
 
     /// Writes own tunnels and reads those of others.
     async fn share(&self, calls: &Calls) {
-        let Ok(mut line) = Line::new(&self.url) else { return };
+        let Ok(mut line) = Line::new(self.store.address()) else { return };
         line.statements = Arc::clone(&self.statements);
         let (mut own, mut others) = (Own::default(), HashMap::new());
         loop {
@@ -419,7 +417,7 @@ impl Keeper {
     /// Hears what the database tells.
     async fn hear(&self, calls: &Calls) {
         loop {
-            match Ear::open(&self.url).await {
+            match Ear::open(self.store.address()).await {
                 Ok(mut ear) => {
                     self.replicas.look.notify_one();
                     loop {

@@ -5,7 +5,6 @@
 //! that has read up to a number asks for what is beyond it, and nothing is written while nothing changes.
 
 use std::{
-    str::FromStr as _,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -14,14 +13,10 @@ use std::{
 };
 
 use serde_json::json;
-use sqlx::{
-    AnyConnection, ConnectOptions as _, Connection as _, Row as _,
-    any::{AnyConnectOptions, AnyRow},
-    postgres::PgListener,
-};
+use sqlx::{AnyConnection, Connection as _, Row as _, any::AnyRow, postgres::PgListener};
 use types::ids::ClusterKey;
 
-use super::{Store, StoreError, look};
+use super::{Store, StoreError, address::Address, look};
 
 /// How long one statement about leases may take. An answer that is later than this is of no use.
 const STATEMENT: Duration = Duration::from_secs(4);
@@ -183,7 +178,7 @@ enum Bind<'a> {
 
 /// A connection of its own, made again after every error: no statement of it waits behind one of the resource API.
 pub struct Line {
-    options: AnyConnectOptions,
+    address: Address,
     connection: Option<AnyConnection>,
     /// The database's timeline, which a standby that is promoted begins anew; `None` where the database does not say.
     timeline: Option<String>,
@@ -197,18 +192,19 @@ impl Line {
     /// Not yet connected.
     ///
     /// # Errors
-    /// If `url` is no address of a database.
-    pub fn new(url: &str) -> Result<Self, StoreError> {
+    /// If the address is none of a database.
+    pub fn new(address: &Address) -> Result<Self, StoreError> {
         sqlx::any::install_default_drivers();
-        let options = AnyConnectOptions::from_str(url)?.disable_statement_logging();
-        Ok(Self { options, connection: None, timeline: None, promoted: false, statements: Arc::default() })
+        address.options()?;
+        let address = address.clone();
+        Ok(Self { address, connection: None, timeline: None, promoted: false, statements: Arc::default() })
     }
 
     async fn connected(&mut self) -> Result<AnyConnection, StoreError> {
         if let Some(connection) = self.connection.take() {
             return Ok(connection);
         }
-        let mut connection = AnyConnection::connect_with(&self.options).await?;
+        let mut connection = AnyConnection::connect_with(&self.address.options()?).await?;
         let settings = "SET lock_timeout = '3s'; SET statement_timeout = '4s'; \
                         SET idle_in_transaction_session_timeout = '5s';";
         sqlx::raw_sql(settings).execute(&mut connection).await?;
@@ -467,6 +463,7 @@ fn row(row: &AnyRow) -> Result<Row, StoreError> {
 /// Hears what the database tells. Reconnects by itself; [`Told::Look`] says that something may have been missed.
 pub struct Ear {
     listener: PgListener,
+    address: Address,
 }
 
 /// How long an ear that hears nothing waits before it makes sure that its connection is alive.
@@ -477,14 +474,16 @@ impl Ear {
     ///
     /// # Errors
     /// When the database cannot be reached.
-    pub async fn open(url: &str) -> Result<Self, StoreError> {
+    pub async fn open(address: &Address) -> Result<Self, StoreError> {
         let opened = async {
-            let mut listener = PgListener::connect(url).await?;
+            let mut listener = PgListener::connect(&address.url()).await?;
+            // It would connect anew with the password of now.
+            listener.eager_reconnect(false);
             listener.listen_all([REVISIONS, DOCUMENTS, REPLICAS]).await?;
             Ok::<_, sqlx::Error>(listener)
         };
         match tokio::time::timeout(STATEMENT, opened).await {
-            Ok(listener) => Ok(Self { listener: listener? }),
+            Ok(listener) => Ok(Self { listener: listener?, address: address.clone() }),
             Err(_) => Err(sqlx::Error::PoolTimedOut.into()),
         }
     }
@@ -497,7 +496,10 @@ impl Ear {
         loop {
             match tokio::time::timeout(SILENCE, self.listener.try_recv()).await {
                 Ok(Ok(Some(told))) => return Ok(Told::parse(told.channel(), told.payload())),
-                Ok(Ok(None)) => return Ok(Told::Look),
+                Ok(Ok(None)) => {
+                    *self = Self::open(&self.address).await?;
+                    return Ok(Told::Look);
+                }
                 Ok(Err(error)) => return Err(error.into()),
                 // A peer that is gone without a word is only noticed by asking it.
                 Err(_) => {

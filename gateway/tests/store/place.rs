@@ -2,6 +2,7 @@
 
 use gateway::store::{
     Store,
+    address::Address,
     batch::Expect,
     changes::{Change, Changes},
     resources::Stored,
@@ -37,6 +38,10 @@ impl Place {
 
     pub async fn open(&self) -> Store {
         Store::open(&self.url).await.unwrap()
+    }
+
+    pub fn address(&self) -> Address {
+        Address::from(self.url.as_str())
     }
 
     /// With the group that tests put clusters into.

@@ -111,7 +111,7 @@ fn start(name: &str, generation: i64) -> Start<'_> {
 
 async fn t12_a_lease_is_of_the_last_start_of_its_name(place: Place) {
     place.open().await.close().await;
-    let (mut first, mut second) = (Line::new(&place.url).unwrap(), Line::new(&place.url).unwrap());
+    let (mut first, mut second) = (Line::new(&place.address()).unwrap(), Line::new(&place.address()).unwrap());
     let one = first.join("a", "10.0.0.1:8444", "1", STALE_FOR).await.unwrap();
     assert!(first.write_tunnels(start("a", one), 0, &[held("x", 1, 1)]).await.unwrap());
     let renewal = first.renew(start("a", one), 7, LEASE).await.unwrap();
@@ -132,7 +132,7 @@ async fn t12_a_lease_is_of_the_last_start_of_its_name(place: Place) {
 /// A replica judged by its own setting how long others go on.
 async fn t12_a_replica_goes_on_for_as_long_as_its_row_says(place: Place) {
     let store = place.open().await;
-    let mut line = Line::new(&place.url).unwrap();
+    let mut line = Line::new(&place.address()).unwrap();
     let minutes = |minutes: u64| Duration::from_secs(60 * minutes);
     let a = line.join("a", "a:1", "1", minutes(10)).await.unwrap();
     let rows = line.renew(start("a", a), 0, LEASE).await.unwrap().rows;
@@ -157,7 +157,7 @@ async fn t12_a_replica_goes_on_for_as_long_as_its_row_says(place: Place) {
 
 async fn t12_tunnels_are_read_by_pages_and_then_only_what_has_changed(place: Place) {
     place.open().await.close().await;
-    let mut line = Line::new(&place.url).unwrap();
+    let mut line = Line::new(&place.address()).unwrap();
     let generation = line.join("a", "a:1", "1", STALE_FOR).await.unwrap();
     let own = start("a", generation);
     let many = i64::from(TUNNELS_AT_ONCE) + 5;
@@ -180,7 +180,7 @@ async fn t12_tunnels_are_read_by_pages_and_then_only_what_has_changed(place: Pla
 
 async fn t12_what_ended_is_swept_and_what_left_is_gone_at_once(place: Place) {
     place.open().await.close().await;
-    let mut line = Line::new(&place.url).unwrap();
+    let mut line = Line::new(&place.address()).unwrap();
     let a = line.join("a", "a:1", "1", STALE_FOR).await.unwrap();
     let b = line.join("b", "b:1", "1", STALE_FOR).await.unwrap();
     assert!(line.write_tunnels(start("b", b), 0, &[held("x", 1, 1)]).await.unwrap());
@@ -200,12 +200,12 @@ async fn t12_what_ended_is_swept_and_what_left_is_gone_at_once(place: Place) {
 
 async fn t12_what_one_replica_writes_the_others_hear(place: Place) {
     let store = place.open().await;
-    let mut ear = Ear::open(&place.url).await.unwrap();
+    let mut ear = Ear::open(&place.address()).await.unwrap();
     let revision = store.put(&group("g"), Expect::Absent).await.unwrap().unwrap();
     assert_eq!(ear.hear().await.unwrap(), Told::Revision(revision));
     // What does not happen is not told.
     store.put(&group("g"), Expect::Absent).await.unwrap().unwrap_err();
-    let mut line = Line::new(&place.url).unwrap();
+    let mut line = Line::new(&place.address()).unwrap();
     let generation = line.join("a", "a:1", "1", STALE_FOR).await.unwrap();
     assert_eq!(ear.hear().await.unwrap(), Told::Look);
     line.tell(start("a", generation), 0, revision).await.unwrap();
@@ -238,7 +238,6 @@ impl Played {
         let keeper = Arc::new(Keeper {
             replicas: Arc::new(Replicas::new(settings, None)),
             store,
-            url: place.url.clone(),
             tunnels: Arc::<Registry>::default(),
             known: applied.subscribe(),
             sessions: Sessions::new(Arc::clone(&metrics)),
@@ -276,7 +275,7 @@ fn names(replicas: &[Arc<gateway::replicas::Replica>]) -> Vec<String> {
 }
 
 async fn t12_a_change_of_shared_documents_is_heard(place: Place) {
-    let mut ear = Ear::open(&place.url).await.unwrap();
+    let mut ear = Ear::open(&place.address()).await.unwrap();
     let (writer, played) = (place.open().await, Played::start(&place, "a").await);
     let change = |_: Option<&[u8]>| Ok::<_, StoreError>((Some(b"sealed".to_vec()), ()));
     writer.change_document("issuer/users", change).await.unwrap();
@@ -561,7 +560,7 @@ async fn t12_a_replica_that_ended_before_a_start_is_named_and_not_waited_for(pla
     let folder = tempfile::tempdir().unwrap();
     let clocks = Clocks::new(&place).await;
     Whole::start(folder.path(), "a", &place.url, None).await.stop().await;
-    let mut line = Line::new(&place.url).unwrap();
+    let mut line = Line::new(&place.address()).unwrap();
     line.join("dead", "dead:8444", "1", STALE_FOR).await.unwrap();
     place.sql("UPDATE replicas SET renewed_ms = renewed_ms - 3600000").await;
     let a = Whole::start(folder.path(), "a", &place.url, Some(clocks.uptime())).await;
@@ -700,7 +699,7 @@ async fn t12_a_replica_without_its_database_is_fenced_until_it_is_back(place: Pl
 async fn leases_of_100000_tunnels(place: Place) {
     const TUNNELS: i64 = 100_000;
     let store = place.open().await;
-    let mut line = Line::new(&place.url).unwrap();
+    let mut line = Line::new(&place.address()).unwrap();
     let own = start("b", line.join("b", "b:1", "1", STALE_FOR).await.unwrap());
     let all: Vec<Held> = (1..=TUNNELS).map(|n| held(&format!("c{n}"), 1, n)).collect();
     let begun = Instant::now();
@@ -760,7 +759,7 @@ async fn t12_a_key_of_the_store_is_replaced_while_no_replica_has_it(place: Place
 
     a.stop().await;
     // A lease that has ended without being given back is nobody's.
-    Line::new(&place.url).unwrap().join("dead", "dead:8444", "1", Duration::from_secs(300)).await.unwrap();
+    Line::new(&place.address()).unwrap().join("dead", "dead:8444", "1", Duration::from_secs(300)).await.unwrap();
     assert!(matches!(lost::store_key(&config).await, Err(LostError::Running { running, .. }) if running == ["dead"]));
     place.sql("UPDATE replicas SET renewed_ms = renewed_ms - 3600000").await;
     let done = lost::store_key(&config).await.unwrap();
