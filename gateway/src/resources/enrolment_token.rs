@@ -24,7 +24,7 @@ use super::{
     usual_name,
 };
 use crate::{
-    api_error::ApiError,
+    api_error::{ApiError, QUOTA_EXCEEDED},
     directory::Directory,
     identity::Holder,
     issuer::Issuer,
@@ -205,7 +205,7 @@ async fn create(acting: &Acting<'_>) -> Result<Value, ApiError> {
     if others.len() - batch.deletes.len() >= OF_ONE_GROUP as usize {
         let message =
             format!("The resource group has {OF_ONE_GROUP} enrolment tokens, the limit; wait until some end.");
-        return Err(ApiError::of(StatusCode::CONFLICT, "QuotaExceeded", message));
+        return Err(ApiError::of(StatusCode::CONFLICT, QUOTA_EXCEEDED, message));
     }
     let _room = acting.control.quotas.take(&batch)?;
     acting.control.write(&batch).await?.map_err(|_| ApiError::resource_not_found(&group))?;

@@ -24,7 +24,7 @@ use super::{
     schema::{self, Property, Type},
 };
 use crate::{
-    api_error::ApiError,
+    api_error::{ApiError, QUOTA_EXCEEDED},
     control::Control,
     identity::Caller,
     resources::filter,
@@ -501,7 +501,7 @@ async fn room(writing: &Writing<'_>) -> Result<(), ApiError> {
         return Ok(());
     }
     let message = format!("There are {AT_A_SCOPE} fleet assignments at '{scope}', the limit; delete one first.");
-    Err(ApiError::of(StatusCode::CONFLICT, "QuotaExceeded", message))
+    Err(ApiError::of(StatusCode::CONFLICT, QUOTA_EXCEEDED, message))
 }
 
 /// What a template is beside the one of before.

@@ -6,7 +6,7 @@ use types::{agent_api::ObjectState, api::ResourceId, instants::instant};
 
 use super::{Showing, Writing};
 use crate::{
-    api_error::ApiError,
+    api_error::{ApiError, QUOTA_EXCEEDED},
     control::{
         objects::{Followed, OF_A_CLUSTER},
         work::converge::AGENT_MISSING,
@@ -62,7 +62,7 @@ pub async fn room(writing: &Writing<'_>, kind: &str, plural: &str) -> Result<(),
     let message = format!(
         "The cluster has {OF_A_CLUSTER} {plural}, the limit; delete one first. One that is being deleted counts until it is gone."
     );
-    Err(ApiError::of(StatusCode::CONFLICT, "QuotaExceeded", message))
+    Err(ApiError::of(StatusCode::CONFLICT, QUOTA_EXCEEDED, message))
 }
 
 /// A refusal of another source for secrets that are kept: who does not know them would have clusters send them there.
