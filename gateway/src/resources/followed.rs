@@ -52,11 +52,7 @@ pub fn nobody(id: &str, kind: &Followed, showing: &Showing<'_>) -> Option<Value>
 
 /// Refuses a new one where its cluster has as many of its kind as it may. `plural`: what they are called.
 pub async fn room(writing: &Writing<'_>, kind: &str, plural: &str) -> Result<(), ApiError> {
-    if writing.old.is_some() {
-        return Ok(());
-    }
-    let count = writing.control.store.count(&kind.to_ascii_lowercase(), writing.id.parent_key()).await?;
-    if count < OF_A_CLUSTER {
+    if writing.old.is_some() || writing.has_room(kind, OF_A_CLUSTER).await? {
         return Ok(());
     }
     let message = format!(
