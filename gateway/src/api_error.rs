@@ -11,6 +11,9 @@ use crate::{
     store::StoreError,
 };
 
+/// The code of a refusal because a quota is used up: of a resource group, a subscription, a cluster or a scope, or of one
+/// kind of credential. A fleet assignment tells clusters without room by it.
+pub const QUOTA_EXCEEDED: &str = "QuotaExceeded";
 /// After how many seconds a client may ask again that found the database away.
 const STORE_RETRY_SECONDS: &str = "5";
 

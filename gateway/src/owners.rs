@@ -197,9 +197,9 @@ async fn made(
     }
     let kept = match store.apply(&batch).await {
         Ok(Ok(_)) => Ok(()),
-        Ok(Err(Refused::NoParent { .. } | Refused::Changed { .. } | Refused::NotEmpty { .. })) => {
-            Err(OwnersError::NotStarted)
-        }
+        Ok(Err(
+            Refused::NoParent { .. } | Refused::Changed { .. } | Refused::NotEmpty { .. } | Refused::Full { .. },
+        )) => Err(OwnersError::NotStarted),
         Err(error) => Err(error.into()),
     };
     if let Err(error) = kept {

@@ -11,6 +11,7 @@ pub mod fleet_assignment;
 pub mod flux_configuration;
 pub mod flux_extension;
 pub mod followed;
+pub mod grounds;
 pub mod registrations;
 pub mod resource_group;
 pub mod role_assignment;
@@ -27,7 +28,7 @@ use types::{
     instants::instant,
 };
 
-use self::schema::Property;
+use self::{grounds::Grounds, schema::Property};
 use crate::{
     api_error::ApiError,
     config::api::Api,
@@ -144,6 +145,8 @@ pub struct Writing<'a> {
     pub control: &'a Control,
     /// The built-in issuer, which knows its users and service principals.
     pub issuer: Option<&'a Issuer>,
+    /// What the write is decided by beside what is there now.
+    pub grounds: &'a Grounds,
 }
 
 /// Another resource that a new one needs, written in the same batch.

@@ -20,6 +20,7 @@ use crate::{
         Kind, Writing,
         connected_cluster::{ConnectedClusters, NAME, onboarding_key},
         enrolment_token::{self, Held},
+        grounds::Grounds,
         registrations, schema, system_data,
     },
     store::{
@@ -73,7 +74,9 @@ pub async fn serve(call: &Call) -> Result<Reply, ApiError> {
     match control.write(&batch).await? {
         Ok(_) => {}
         Err(Refused::Changed { key, .. }) if key == id.key() => return Err(taken(call, &id, &held).await?),
-        Err(Refused::Changed { .. } | Refused::NotEmpty { .. } | Refused::NoParent { .. }) => return Err(not_held()),
+        Err(Refused::Changed { .. } | Refused::NotEmpty { .. } | Refused::Full { .. } | Refused::NoParent { .. }) => {
+            return Err(not_held());
+        }
     }
     tracing::info!(cluster.id = %id, created_by = held.created_by, "cluster created by an enrolment token");
     told(call, &id, principal)
@@ -114,7 +117,10 @@ async fn created(
     let version = ConnectedClusters.api_versions().last().copied().unwrap_or_default();
     let said = body.clone();
     let now_ms = control.now_ms();
-    let writing = Writing { id, old: None, said: &said, caller: &caller, version, now_ms, control, issuer: None };
+    // What creates a cluster rests on no other resource.
+    let grounds = &Grounds::default();
+    let writing =
+        Writing { id, old: None, said: &said, caller: &caller, version, now_ms, control, issuer: None, grounds };
     ConnectedClusters.write(&mut body, &writing).await?;
     system_data(&mut body, &writing);
     Ok(Stored {

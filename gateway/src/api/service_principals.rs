@@ -13,7 +13,7 @@ use types::{api::ResourceId, instants::instant};
 use super::{Call, body, json, write::rights_turn};
 use crate::{
     answers::Body,
-    api_error::ApiError,
+    api_error::{ApiError, QUOTA_EXCEEDED},
     issuer::{
         Issuer, KeptError, NewSecret, Principal, Principals, PrincipalsError,
         principals::{SECRET_LIFE, SECRETS_MAX},
@@ -186,7 +186,7 @@ impl From<PrincipalsError> for ApiError {
             PrincipalsError::Unknown(_) | PrincipalsError::UnknownSecret(_) => {
                 (StatusCode::NOT_FOUND, "ServicePrincipalNotFound")
             }
-            PrincipalsError::TooMany | PrincipalsError::TooManySecrets => (StatusCode::CONFLICT, "QuotaExceeded"),
+            PrincipalsError::TooMany | PrincipalsError::TooManySecrets => (StatusCode::CONFLICT, QUOTA_EXCEEDED),
             PrincipalsError::File(_) | PrincipalsError::Kept(_) | PrincipalsError::Random(_) => {
                 return Self::internal(daemon::chain(&error));
             }

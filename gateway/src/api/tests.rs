@@ -263,6 +263,18 @@ impl Bench {
         Caller::of(&self.identity(user, URL).await).object_id().to_owned()
     }
 
+    /// Keeps copies of a resource beside it, as somebody else would have made them.
+    async fn copied(&self, id: &str, copies: u64) {
+        use crate::store::{
+            batch::{Batch, Expect},
+            resources::Stored,
+        };
+        let kept = self.control.store.get(&id.to_ascii_lowercase()).await.unwrap().unwrap();
+        let copy = |n| Stored { key: format!("{}-{n}", kept.key), id: format!("{}-{n}", kept.id), ..kept.clone() };
+        let puts = (0..copies).map(|n| (copy(n), Expect::Absent)).collect();
+        self.control.write(&Batch { puts, ..Batch::default() }).await.unwrap().unwrap();
+    }
+
     /// Follows an operation to its end.
     async fn ended(&self, user: &str, url: &str) -> Answer {
         let path = url.strip_prefix(URL).unwrap().to_owned();

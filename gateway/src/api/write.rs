@@ -25,7 +25,10 @@ use crate::{
     managed::Managed,
     object::Object,
     owners::{self, SignedIn},
-    resources::{self, Acting, Brought, Kind, Place, Writing, followed, holder, registrations, schema, system_data},
+    resources::{
+        self, Acting, Brought, Kind, Place, Writing, followed, grounds::Grounds, holder, registrations, schema,
+        system_data,
+    },
     store::{
         StoreError,
         batch::{Batch, Expect, Refused},
@@ -307,7 +310,7 @@ async fn change(call: &Call<'_>, target: Target<'_>, change: Change) -> Result<R
                 return Err(ApiError::raced());
             }
             // Somebody else was faster: what they wrote is looked at, unless the client insists on what it read.
-            Err(Refused::Changed { .. } | Refused::NotEmpty { .. }) => {}
+            Err(Refused::Changed { .. } | Refused::NotEmpty { .. } | Refused::Full { .. }) => {}
             Err(Refused::NoParent { .. }) => {
                 let missing = read::missing_above(call, id).await?;
                 return Err(missing.as_ref().map_or_else(ApiError::raced, ApiError::resource_not_found));
@@ -348,6 +351,7 @@ async fn prepare(
     };
     writes_for(call, kind, id, &body, "write")?;
     is_within_bounds(&body, change)?;
+    let grounds = Grounds::default();
     let writing = Writing {
         id,
         old,
@@ -357,6 +361,7 @@ async fn prepare(
         now_ms: call.now_ms(),
         control: call.control,
         issuer: call.issuer.as_deref(),
+        grounds: &grounds,
     };
     kind.write(&mut body, &writing).await?;
     match change.mark() {
@@ -381,7 +386,8 @@ async fn prepare(
     if let Some(old) = old {
         owner_stays(call, kind, old, Some(&body))?;
     }
-    let (batch, stored, operation) = batch_of(call, target, old, body, beside, change)?;
+    let (mut batch, stored, operation) = batch_of(call, target, old, body, beside, change)?;
+    grounds.put_into(&mut batch);
     let room = call.control.quotas.take(&batch)?;
     Ok(Some(Prepared { batch, stored, operation, room }))
 }
@@ -544,7 +550,8 @@ fn batch_of(
         Some(Beside::Kept(key)) => standing.push(key),
         None => {}
     }
-    let as_read = change.decided_by().into_iter().chain(change.looked_at()).collect();
+    let as_read = change.decided_by().into_iter().chain(change.looked_at());
+    let as_read = as_read.map(|(key, revision)| (key, Some(revision))).collect();
     let passes_on = old.filter(|old| stored.body.as_object().is_some_and(|new| kind.passes_on(old, new)));
     let renews = passes_on.map(|old| old.key.clone()).into_iter().collect();
     let batch = Batch { puts, standing, as_read, begins, protected_until, renews, ..Batch::default() };
@@ -855,7 +862,7 @@ async fn take_away(
         let (mut batch, operation) = if slowly { marked(call, kind, id, &old) } else { (removed(&old), None) };
         batch.empty.extend(only_empty.then(|| old.key.clone()));
         batch.without = without;
-        batch.as_read.extend(by.map(|by| (by.id.key().to_owned(), by.revision)));
+        batch.as_read.extend(by.map(|by| (by.id.key().to_owned(), Some(by.revision))));
         call.may_still().await?;
         match call.control.write_in_turn(&batch, turn).await? {
             Ok(_) if operation.is_some() => {
@@ -875,7 +882,7 @@ async fn take_away(
             Err(Refused::Changed { key, .. }) if by.is_some_and(|by| by.id.key() == key) => {
                 return Err(assignment_changed());
             }
-            Err(Refused::Changed { .. } | Refused::NoParent { .. }) => {}
+            Err(Refused::Changed { .. } | Refused::Full { .. } | Refused::NoParent { .. }) => {}
         }
     }
     Err(ApiError::raced())

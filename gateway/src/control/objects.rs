@@ -426,7 +426,13 @@ impl Control {
             }
             match self.write(&batch).await? {
                 // Written by somebody else meanwhile: looked at again the next time.
-                Ok(_) | Err(Refused::Changed { .. } | Refused::NotEmpty { .. } | Refused::NoParent { .. }) => {}
+                Ok(_)
+                | Err(
+                    Refused::Changed { .. }
+                    | Refused::NotEmpty { .. }
+                    | Refused::Full { .. }
+                    | Refused::NoParent { .. },
+                ) => {}
             }
         }
         Ok(())

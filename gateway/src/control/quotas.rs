@@ -18,7 +18,7 @@ use http::StatusCode;
 use serde_json::Value;
 
 use crate::{
-    api_error::ApiError,
+    api_error::{ApiError, QUOTA_EXCEEDED},
     config::quotas::{self, Quota},
     store::{
         Store, StoreError,
@@ -247,7 +247,7 @@ impl Quotas {
         let message = format!(
             "The {what} '{of}' {full}. Delete resources there or make them smaller, use another {what}, or ask whoever runs this gateway to raise {setting} of [api.quotas]."
         );
-        Err(ApiError::of(StatusCode::CONFLICT, "QuotaExceeded", message))
+        Err(ApiError::of(StatusCode::CONFLICT, QUOTA_EXCEEDED, message))
     }
 }
 

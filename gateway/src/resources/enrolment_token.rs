@@ -24,14 +24,14 @@ use super::{
     usual_name,
 };
 use crate::{
-    api_error::ApiError,
+    api_error::{ApiError, QUOTA_EXCEEDED},
     directory::Directory,
     identity::Holder,
     issuer::Issuer,
     random,
     snapshot::Snapshot,
     store::{
-        batch::{Batch, Expect},
+        batch::{AtMost, Batch, Expect, Refused},
         resources::Stored,
     },
     stored::last_name,
@@ -44,7 +44,7 @@ pub const LIST: &str = "listEnrolmentTokens";
 /// and ends one before its time.
 pub const WITHDRAW: &str = "withdrawEnrolmentToken";
 /// What its kept rows are; no kind of resource, so that no path of the API leads to one.
-const KIND: &str = "towline.enrolment/tokens";
+pub const KIND: &str = "towline.enrolment/tokens";
 const PREFIX: &str = "towline-enrol";
 /// Bytes of a token at most.
 const TEXT_BYTES: usize = 1024;
@@ -202,13 +202,23 @@ async fn create(acting: &Acting<'_>) -> Result<Value, ApiError> {
     let others = acting.control.store.all_below(KIND, group.key(), OF_ONE_GROUP).await?;
     let over = others.iter().filter(|other| has_ended(other, acting.now_ms));
     batch.deletes = over.map(|other| (other.key.clone(), Expect::Any)).collect();
-    if others.len() - batch.deletes.len() >= OF_ONE_GROUP as usize {
+    let full = || {
         let message =
             format!("The resource group has {OF_ONE_GROUP} enrolment tokens, the limit; wait until some end.");
-        return Err(ApiError::of(StatusCode::CONFLICT, "QuotaExceeded", message));
+        ApiError::of(StatusCode::CONFLICT, QUOTA_EXCEEDED, message)
+    };
+    if others.len() - batch.deletes.len() >= OF_ONE_GROUP as usize {
+        return Err(full());
     }
+    // At this gateway tokens are created one after the other; other replicas create them at the same time.
+    batch.at_most.push(AtMost { kind: KIND.to_owned(), parent: group.key().to_owned(), count: OF_ONE_GROUP.into() });
     let _room = acting.control.quotas.take(&batch)?;
-    acting.control.write(&batch).await?.map_err(|_| ApiError::resource_not_found(&group))?;
+    acting.control.write(&batch).await?.map_err(|refused| match refused {
+        Refused::Full { .. } => full(),
+        Refused::Changed { .. } | Refused::NotEmpty { .. } | Refused::NoParent { .. } => {
+            ApiError::resource_not_found(&group)
+        }
+    })?;
     let token = format!("{PREFIX}.{}.{id}.{secret}", URL_SAFE_NO_PAD.encode(group.as_str()));
     Ok(json!({"token": token, "id": id, "expiresOn": instant(ends_ms), "resourceGroup": group.as_str(), "name": name}))
 }

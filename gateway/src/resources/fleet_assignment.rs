@@ -21,10 +21,11 @@ use types::api::{
 use self::members::{ListQuery, MemberList, State};
 use super::{
     Acting, Kind, Place, Showing, Writing, connected_cluster, extension, flux_configuration, followed,
+    grounds::Grounds,
     schema::{self, Property, Type},
 };
 use crate::{
-    api_error::ApiError,
+    api_error::{ApiError, QUOTA_EXCEEDED},
     control::Control,
     identity::Caller,
     resources::filter,
@@ -493,15 +494,12 @@ fn may_read(
 
 /// Refuses a new one where there are as many as there may be.
 async fn room(writing: &Writing<'_>) -> Result<(), ApiError> {
-    if writing.old.is_some() {
+    if writing.old.is_some() || writing.has_room(NAME, u64::from(AT_A_SCOPE)).await? {
         return Ok(());
     }
-    let (kind, scope) = (NAME.to_ascii_lowercase(), writing.id.parent_key());
-    if writing.control.store.count_children(&kind, scope).await? < u64::from(AT_A_SCOPE) {
-        return Ok(());
-    }
+    let scope = writing.id.parent_key();
     let message = format!("There are {AT_A_SCOPE} fleet assignments at '{scope}', the limit; delete one first.");
-    Err(ApiError::of(StatusCode::CONFLICT, "QuotaExceeded", message))
+    Err(ApiError::of(StatusCode::CONFLICT, QUOTA_EXCEEDED, message))
 }
 
 /// What a template is beside the one of before.
@@ -560,7 +558,9 @@ async fn template(own: &mut Map<String, Value>, writing: &Writing<'_>) -> Result
         .map(|(old, stored)| Stored { body: json!({"properties": old["properties"]}), ..stored.clone() });
     let id = somewhere(writing.id, kind, &name)?;
     let version = kind.api_versions().last().copied().unwrap_or_default();
-    let inner = Writing { id: &id, old: before.as_ref(), said: &raw, version, ..*writing };
+    // Nothing is in a cluster that cannot be there.
+    let grounds = &Grounds::default();
+    let inner = Writing { id: &id, old: before.as_ref(), said: &raw, version, grounds, ..*writing };
     kind.write(&mut body, &inner).await.map_err(|error| in_template(error, None))?;
     // After that, as with a resource in a cluster: the kind says which of those that are kept are to go.
     let mut shown = body.clone();

@@ -5,7 +5,7 @@
 mod logs;
 pub mod rules;
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 
 use futures_util::future::BoxFuture;
 use http::StatusCode;
@@ -431,7 +431,7 @@ async fn one_name(
     let before = old.map(names).unwrap_or_default();
     let configuration = writing.id.name();
     // By the key of another configuration: its kustomizations that would have such a name, and ours.
-    let mut others: HashMap<String, Vec<(String, String)>> = HashMap::new();
+    let mut others: BTreeMap<String, Vec<(String, String)>> = BTreeMap::new();
     for name in names(own).into_iter().filter(|name| !before.contains(name)) {
         let full = format!("{configuration}-{name}");
         for (at, _) in full.match_indices('-').filter(|(at, _)| *at != configuration.len()) {
@@ -442,9 +442,9 @@ async fn one_name(
             }
         }
     }
-    // Each may have 256 KiB.
-    for key in others.keys() {
-        let Some(other) = writing.control.store.get(key).await? else { continue };
+    // Most of these keys name nothing. A configuration may have 256 KiB, so that one is read at a time.
+    for key in writing.taken(others.keys().cloned().collect()).await? {
+        let Some(other) = writing.control.store.get(&key).await? else { continue };
         let Some(theirs) = other.body.as_object().and_then(properties) else { continue };
         if theirs.get("namespace") != own.get("namespace") {
             continue;

@@ -36,7 +36,7 @@ fn is_flux(stored: &Stored) -> bool {
 
 /// All of a kind at a cluster.
 async fn children(control: &Control, kind: &str, cluster: &str) -> Result<Vec<Stored>, StoreError> {
-    // As many as a cluster may have, and those that were created at once beside the last one.
+    // As many as a cluster may have, and those that earlier versions let others create at the same time.
     let most = u32::try_from(OF_A_CLUSTER * 2).unwrap_or(u32::MAX);
     control.store.all_children(&kind.to_ascii_lowercase(), cluster, most).await
 }

@@ -6,7 +6,7 @@ use types::{agent_api::ObjectState, api::ResourceId, instants::instant};
 
 use super::{Showing, Writing};
 use crate::{
-    api_error::ApiError,
+    api_error::{ApiError, QUOTA_EXCEEDED},
     control::{
         objects::{Followed, OF_A_CLUSTER},
         work::converge::AGENT_MISSING,
@@ -52,17 +52,13 @@ pub fn nobody(id: &str, kind: &Followed, showing: &Showing<'_>) -> Option<Value>
 
 /// Refuses a new one where its cluster has as many of its kind as it may. `plural`: what they are called.
 pub async fn room(writing: &Writing<'_>, kind: &str, plural: &str) -> Result<(), ApiError> {
-    if writing.old.is_some() {
-        return Ok(());
-    }
-    let count = writing.control.store.count(&kind.to_ascii_lowercase(), writing.id.parent_key()).await?;
-    if count < OF_A_CLUSTER {
+    if writing.old.is_some() || writing.has_room(kind, OF_A_CLUSTER).await? {
         return Ok(());
     }
     let message = format!(
         "The cluster has {OF_A_CLUSTER} {plural}, the limit; delete one first. One that is being deleted counts until it is gone."
     );
-    Err(ApiError::of(StatusCode::CONFLICT, "QuotaExceeded", message))
+    Err(ApiError::of(StatusCode::CONFLICT, QUOTA_EXCEEDED, message))
 }
 
 /// A refusal of another source for secrets that are kept: who does not know them would have clusters send them there.

@@ -11,7 +11,9 @@ use super::{
     Backend, Store, StoreError, Write, agents, events, is_text, logs,
     operations::{self, Claim, Operation, Status},
     parts, replicas,
-    resources::{AT_ONCE_BYTES, Stored, below, is_text_of_deleting, revision_of},
+    resources::{
+        AT_ONCE_BYTES, COUNT_CHILDREN, KEYS_AT_ONCE, Stored, below, is_text_of_deleting, revision_of, revisions_of,
+    },
     statuses,
 };
 use crate::{
@@ -51,10 +53,13 @@ pub struct Batch {
     pub empty: Vec<String>,
     /// Keys of what must be there and stay: what is being deleted does not.
     pub standing: Vec<String>,
-    /// Keys of what is as it was read, with the revision that it had then: it decided what is written.
-    pub as_read: Vec<(String, i64)>,
+    /// Keys of what is as it was read, with the revision that it had then; none: nothing was there. It decided what is
+    /// written.
+    pub as_read: Vec<(String, Option<i64>)>,
     /// Kinds, in small letters, of which what has this key must hold nothing.
     pub without: Vec<(String, String)>,
+    /// Bounds that must hold once all deletes and puts are done.
+    pub at_most: Vec<AtMost>,
     /// Operations that begin.
     pub begins: Vec<Operation>,
     /// Operations that end.
@@ -68,6 +73,17 @@ pub struct Batch {
     pub said: Option<Option<Value>>,
     /// All of it only while this claim holds.
     pub claim: Option<Claim>,
+}
+
+/// A bound on the children of a resource.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AtMost {
+    /// The full type of the children, in small letters.
+    pub kind: String,
+    /// The key of their parent.
+    pub parent: String,
+    /// How many there may be.
+    pub count: u64,
 }
 
 /// The end of an operation that is under way. The first end holds: a batch that would end one again does not happen, so
@@ -122,6 +138,14 @@ pub enum Refused {
     NotEmpty {
         /// Key of the resource that was to be deleted.
         key: String,
+    },
+    /// With what was to be put its parent would hold more than it may ([`Batch::at_most`]).
+    #[error("{parent} would hold too many {kind}")]
+    Full {
+        /// Full type of the children that are bounded, in small letters.
+        kind: String,
+        /// Key of the parent.
+        parent: String,
     },
     /// What would hold it does not exist (any more).
     #[error("what would hold {key} does not exist")]
@@ -229,10 +253,8 @@ impl Batch {
                 return Ok(Err(refused));
             }
         }
-        for (key, revision) in &self.as_read {
-            if let Err(refused) = expected(connection, key, Expect::Revision(*revision)).await? {
-                return Ok(Err(refused));
-            }
+        if let Err(refused) = unchanged(connection, &self.as_read).await? {
+            return Ok(Err(refused));
         }
         for (kind, parent) in &self.without {
             if let Some(key) = child(connection, kind, parent).await? {
@@ -252,6 +274,11 @@ impl Batch {
             };
             if let Err(refused) = put(connection, applied.revision, resource, &body, *expect).await? {
                 return Ok(Err(refused));
+            }
+        }
+        for bound in &self.at_most {
+            if is_exceeded(connection, bound).await? {
+                return Ok(Err(Refused::Full { kind: bound.kind.clone(), parent: bound.parent.clone() }));
             }
         }
         for (key, until) in &self.protected_until {
@@ -416,6 +443,27 @@ async fn stands(connection: &mut AnyConnection, key: &str) -> Step<()> {
     Ok(Ok(()))
 }
 
+/// Refuses where one of these resources is not as it was read. Only one transaction writes at a time ([`Store::write`]
+/// takes the lock), so that none of them changes before this one ends.
+async fn unchanged(connection: &mut AnyConnection, as_read: &[(String, Option<i64>)]) -> Step<()> {
+    for some in as_read.chunks(KEYS_AT_ONCE) {
+        let keys: Vec<&str> = some.iter().map(|(key, _)| key.as_str()).collect();
+        let now = revisions_of(connection, &keys).await?;
+        for (key, before) in some {
+            let found = now.get(key).copied();
+            if found != *before {
+                return Ok(Err(Refused::Changed { key: key.clone(), found }));
+            }
+        }
+    }
+    Ok(Ok(()))
+}
+
+async fn is_exceeded(connection: &mut AnyConnection, bound: &AtMost) -> Result<bool, StoreError> {
+    let row = sqlx::query(COUNT_CHILDREN).bind(&bound.parent).bind(&bound.kind).fetch_one(connection).await?;
+    Ok(row.try_get::<i64, _>(0)?.unsigned_abs() > bound.count)
+}
+
 /// One of a kind that a parent holds.
 async fn child(connection: &mut AnyConnection, kind: &str, parent: &str) -> Result<Option<String>, StoreError> {
     let sql = "SELECT resource_key FROM resources WHERE kind = $1 AND parent_key = $2 LIMIT 1";
@@ -517,6 +565,8 @@ fn check(batch: &Batch) -> Result<(), StoreError> {
         .map(|(key, _)| key)
         .chain(&batch.empty)
         .chain(&batch.renews)
+        .chain(batch.as_read.iter().map(|(key, _)| key))
+        .chain(batch.at_most.iter().flat_map(|bound| [&bound.kind, &bound.parent]))
         .chain(batch.ends.iter().map(|ended| &ended.id));
     match operations.chain(others).find(|text| !is_text(text)) {
         Some(text) => fault(text, "it has a NUL character"),

@@ -1,13 +1,13 @@
 //! Resources of every kind in one table: what a kind is stands in its plug-in, not here. Reading them; [`super::batch`]
 //! writes.
 
-use std::{borrow::Cow, ops::Deref};
+use std::{borrow::Cow, collections::HashMap, ops::Deref};
 
 use serde::Deserialize;
 use serde_json::Value;
 use sqlx::{AnyConnection, Row, any::AnyRow};
 
-use super::{Store, StoreError, is_text};
+use super::{Store, StoreError, is_text, pool::in_time};
 use crate::aside::here;
 
 /// Rows of a page at most,
@@ -19,7 +19,7 @@ pub const PAGE_BYTES: u64 = 1024 * 1024;
 /// Resources whose sizes are read at once.
 pub const SIZES_AT_ONCE: usize = 10_000;
 /// Keys that one statement names at most.
-const KEYS_AT_ONCE: usize = 400;
+pub(super) const KEYS_AT_ONCE: usize = 400;
 
 /// Rows that are read before other requests have their turn.
 const ROWS_A_TURN: usize = 4;
@@ -193,6 +193,18 @@ impl Store {
         Ok(all)
     }
 
+    /// The revisions of those of these keys that exist. No bodies are read, of which each may have 256 KiB.
+    ///
+    /// # Errors
+    /// When the database cannot be read.
+    pub async fn revisions_of(&self, keys: &[String]) -> Result<HashMap<String, i64>, StoreError> {
+        let keys: Vec<&str> = keys.iter().map(String::as_str).filter(|key| is_text(key)).collect();
+        if keys.is_empty() {
+            return Ok(HashMap::new());
+        }
+        in_time(async { revisions_of(&mut *self.readers.acquire().await?, &keys).await }).await
+    }
+
     /// Up to `rows` resources ([`PAGE_ROWS`] and [`PAGE_BYTES`] at most) of a kind anywhere below `within` (a key; empty:
     /// everywhere), in the order of their keys, from behind the key `after` (empty: from the first). A page stays right
     /// while rows change: it goes on where the last one ended, not at a count.
@@ -324,8 +336,17 @@ impl Store {
 
 /// The statement that reads the resources of so many keys.
 pub(super) fn each_of(keys: usize) -> String {
+    of_keys(COLUMNS, keys)
+}
+
+/// The same that reads revisions alone.
+pub(super) fn revision_of_each(keys: usize) -> String {
+    of_keys("resource_key, revision", keys)
+}
+
+fn of_keys(columns: &str, keys: usize) -> String {
     let places = (1..=keys).map(|n| format!("${n}")).collect::<Vec<_>>().join(", ");
-    format!("SELECT {COLUMNS} FROM resources WHERE resource_key IN ({places})")
+    format!("SELECT {columns} FROM resources WHERE resource_key IN ({places})")
 }
 
 /// The statement that reads keys and sizes: a database knows the size of a value without reading it.
@@ -362,6 +383,22 @@ pub(super) async fn revision_of(connection: &mut AnyConnection, key: &str) -> Re
     let sql = "SELECT revision FROM resources WHERE resource_key = $1";
     let row = sqlx::query(sql).bind(key).fetch_optional(connection).await?;
     Ok(row.map(|row| row.try_get(0)).transpose()?)
+}
+
+/// The revisions of those of these keys that exist, as a write sees them.
+pub(super) async fn revisions_of(
+    connection: &mut AnyConnection,
+    keys: &[&str],
+) -> Result<HashMap<String, i64>, StoreError> {
+    let mut all = HashMap::new();
+    for keys in keys.chunks(KEYS_AT_ONCE) {
+        let query = sqlx::query(sqlx::AssertSqlSafe(revision_of_each(keys.len())));
+        let query = keys.iter().fold(query, |query, key| query.bind(*key));
+        for row in query.fetch_all(&mut *connection).await? {
+            all.insert(row.try_get(0)?, row.try_get(1)?);
+        }
+    }
+    Ok(all)
 }
 
 /// Bytes of the body in a row.

@@ -30,7 +30,8 @@ async fn every_question_has_an_index() {
     let agents = [agents::one(), agents::OF_UID.to_owned(), agents::CLAIMED.to_owned()].into_iter();
     let agents = agents.chain([events::TOLD_VERSION, events::TOLD_UPGRADE].map(str::to_owned));
     let agents = agents.chain([agents::JOINED_ONE, agents::JOINED_PAGE].map(agents::joined));
-    let agents = agents.chain([with_child::joined(with_child::PAGE), resources::each_of(2)]);
+    let agents =
+        agents.chain([with_child::joined(with_child::PAGE), resources::each_of(2), resources::revision_of_each(2)]);
     let windows = [Beside::Nothing, Beside::Told, Beside::Child("/c")];
     let windows = windows.map(|beside| resources::weighed(beside, resources::WINDOW)).into_iter();
     let windows = windows.chain([resources::weighed(Beside::Nothing, resources::WINDOW_OF_CHILDREN)]);

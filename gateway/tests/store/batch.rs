@@ -1,7 +1,7 @@
 //! A batch happens under one revision, or not at all.
 
 use gateway::store::{
-    batch::{Applied, Batch, Ended, Expect, Refused},
+    batch::{Applied, AtMost, Batch, Ended, Expect, Refused},
     changes::Change,
     operations::{Operation, Status},
 };
@@ -19,6 +19,8 @@ pub fn tests() -> Vec<(&'static str, crate::Test)> {
         what_changes_no_resource_takes_no_revision,
         what_an_operation_does_is_done_once,
         what_is_being_deleted_takes_nothing_new,
+        what_decided_a_batch_is_as_it_was_read,
+        a_parent_holds_no_more_than_it_may,
         who_watches_hears_of_each_commit,
     ]
 }
@@ -197,4 +199,54 @@ async fn who_watches_hears_of_each_commit(place: Place) {
     watch.changed().await.unwrap();
     assert_eq!(*watch.borrow_and_update(), revision);
     assert_eq!(*place.open().await.watch().borrow(), revision, "an opened store begins where it is");
+}
+
+async fn what_decided_a_batch_is_as_it_was_read(place: Place) {
+    let store = place.with_group().await;
+    let there = store.put(&cluster("there"), Expect::Absent).await.unwrap().unwrap();
+    // More than one statement names, and nothing is at most of them.
+    let key = |n: usize| cluster(&format!("n{n}")).key;
+    let mut as_read: Vec<_> = (0..1000).map(|n| (key(n), None)).collect();
+    as_read.push((cluster("there").key, Some(there)));
+    let batch = Batch { puts: vec![(cluster("new"), Expect::Any)], as_read, ..Batch::default() };
+    let apply = async || store.apply(&batch).await.unwrap().map(|applied| applied.revision);
+    let changed = |key: &str, found| Err(Refused::Changed { key: key.to_owned(), found });
+    assert_eq!(apply().await, Ok(there + 1));
+    for n in [0, 500, 999] {
+        let came = store.put(&cluster(&format!("n{n}")), Expect::Absent).await.unwrap().unwrap();
+        assert_eq!(apply().await, changed(&key(n), Some(came)));
+        assert_eq!(store.revision().await.unwrap(), came, "nothing is done");
+        store.delete(&key(n), Expect::Any).await.unwrap().unwrap();
+        assert!(apply().await.is_ok());
+    }
+    let again = store.put(&cluster("there"), Expect::Any).await.unwrap().unwrap();
+    assert_eq!(apply().await, changed(&cluster("there").key, Some(again)));
+    let mut keys: Vec<_> = (0..1000).map(key).collect();
+    assert!(store.revisions_of(&keys).await.unwrap().is_empty());
+    keys.extend([cluster("there").key, GROUP.to_owned(), "\0".to_owned()]);
+    let found = store.revisions_of(&keys).await.unwrap();
+    assert_eq!((found.len(), found[&cluster("there").key], found[GROUP]), (2, again, 1));
+    store.delete(&cluster("there").key, Expect::Any).await.unwrap().unwrap();
+    assert_eq!(apply().await, changed(&cluster("there").key, None));
+}
+
+async fn a_parent_holds_no_more_than_it_may(place: Place) {
+    let store = place.with_group().await;
+    store.put(&group("other"), Expect::Absent).await.unwrap().unwrap();
+    let bound = |count| AtMost { kind: CLUSTERS.to_owned(), parent: GROUP.to_owned(), count };
+    let put =
+        |name: &str| Batch { puts: vec![(cluster(name), Expect::Any)], at_most: vec![bound(2)], ..Batch::default() };
+    for name in ["a", "b"] {
+        store.apply(&put(name)).await.unwrap().unwrap();
+    }
+    let full = Refused::Full { kind: CLUSTERS.to_owned(), parent: GROUP.to_owned() };
+    assert_eq!(store.apply(&put("c")).await.unwrap(), Err(full.clone()));
+    assert_eq!((store.revision().await.unwrap(), store.count(CLUSTERS, "").await.unwrap()), (4, 2));
+    // What is there may change, and what goes makes room for another one in the same batch.
+    store.apply(&put("a")).await.unwrap().unwrap();
+    let exchanged = Batch { deletes: vec![(cluster("a").key, Expect::Any)], ..put("c") };
+    store.apply(&exchanged).await.unwrap().unwrap();
+    assert_eq!(store.apply(&put("a")).await.unwrap(), Err(full));
+    let names = store.all_children(CLUSTERS, GROUP, 9).await.unwrap();
+    assert_eq!(names.iter().map(crate::place::name).collect::<Vec<_>>(), ["b", "c"]);
 }

@@ -3,17 +3,19 @@
 use futures_util::poll;
 use gateway::store::{
     Store,
-    batch::{Batch, Expect, Refused},
+    batch::{AtMost, Batch, Expect, Refused},
     protect::{ProtectError, Protector},
 };
 use serde_json::json;
 
-use crate::place::{CLUSTERS, GROUP, Place, cluster};
+use crate::place::{CLUSTERS, GROUP, Place, cluster, group};
 
 pub fn tests() -> Vec<(&'static str, crate::Test)> {
     crate::tests![
         two_writers_never_lose_an_update,
         one_name_is_won_once,
+        of_two_that_exclude_each_other_one_is_kept,
+        children_put_at_once_are_no_more_than_may_be,
         a_child_never_outlives_its_parent,
         a_caller_who_goes_away_leaves_nothing_half_done,
         of_two_keys_made_beside_nothing_the_first_is_kept,
@@ -61,6 +63,54 @@ async fn one_name_is_won_once(place: Place) {
             tasks.spawn(async move { store.put(&cluster(&format!("{round}")), Expect::Absent).await.unwrap().is_ok() });
         }
         assert_eq!(tasks.join_all().await.into_iter().filter(|won| *won).count(), 1);
+    }
+}
+
+/// Each was decided by there being nothing where the other one is to be.
+async fn of_two_that_exclude_each_other_one_is_kept(place: Place) {
+    let stores = two(&place).await;
+    for round in 0..50 {
+        let both = ["a", "b"].map(|name| cluster(&format!("{name}{round}")));
+        let batch = |own: usize| Batch {
+            puts: vec![(both[own].clone(), Expect::Absent)],
+            as_read: vec![(both[1 - own].key.clone(), None)],
+            ..Batch::default()
+        };
+        let (one, other) = (batch(0), batch(1));
+        let (one, other) = tokio::join!(stores[0].apply(&one), stores[1].apply(&other));
+        let refused = match (one.unwrap(), other.unwrap()) {
+            (Ok(_), Err(refused)) | (Err(refused), Ok(_)) => refused,
+            both => panic!("round {round}: {both:?}"),
+        };
+        assert!(matches!(refused, Refused::Changed { found: Some(_), .. }), "{refused:?}");
+    }
+}
+
+async fn children_put_at_once_are_no_more_than_may_be(place: Place) {
+    const WRITERS: usize = 8;
+    const MOST: usize = 3;
+    let stores = two(&place).await;
+    for round in 0..10 {
+        let parent = group(&format!("g{round}"));
+        stores[0].put(&parent, Expect::Absent).await.unwrap().unwrap();
+        let mut tasks = tokio::task::JoinSet::new();
+        for writer in 0..WRITERS {
+            let (store, parent) = (stores[writer % 2].clone(), parent.clone());
+            tasks.spawn(async move {
+                let child = crate::place::resource(CLUSTERS, &parent.key, &format!("{}/c/{writer}", parent.id));
+                let bound = AtMost { kind: CLUSTERS.to_owned(), parent: parent.key, count: MOST as u64 };
+                let batch = Batch { puts: vec![(child, Expect::Absent)], at_most: vec![bound], ..Batch::default() };
+                match store.apply(&batch).await.unwrap() {
+                    Ok(_) => true,
+                    Err(refused) => {
+                        assert!(matches!(refused, Refused::Full { .. }), "{refused:?}");
+                        false
+                    }
+                }
+            });
+        }
+        assert_eq!(tasks.join_all().await.into_iter().filter(|kept| *kept).count(), MOST, "round {round}");
+        assert_eq!(stores[1].count_children(CLUSTERS, &parent.key).await.unwrap(), MOST as u64);
     }
 }
 

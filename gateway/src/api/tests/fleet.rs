@@ -945,10 +945,33 @@ async fn g13_write_of_an_assignment_that_has_changed_does_not_happen() {
     let pause = json!({"properties": {"rollout": {"paused": true}}});
     assert_eq!(site.fleet("PATCH", "all", Some(pause)).await.status, 200);
     let cluster = site.control.store.get(&cluster_id("g", "a").to_ascii_lowercase()).await.unwrap().unwrap();
-    let batch =
-        Batch { puts: vec![(cluster, Expect::Any)], as_read: vec![(key.clone(), before.revision)], ..Batch::default() };
+    let batch = Batch {
+        puts: vec![(cluster, Expect::Any)],
+        as_read: vec![(key.clone(), Some(before.revision))],
+        ..Batch::default()
+    };
     let refused = site.control.write(&batch).await.unwrap().unwrap_err();
     assert!(matches!(refused, crate::store::batch::Refused::Changed { key: changed, .. } if changed == key));
+}
+
+#[tokio::test]
+async fn g13_assignments_at_once_are_no_more_than_may_be() {
+    const MOST: u64 = 100;
+    let site = site(&[]).await;
+    site.wants("all", wanted(json!({}))).await;
+    let id = |name: &str| assignment(Some("g"), name).split('?').next().unwrap().to_owned();
+    site.copied(&id("all"), MOST - 2).await;
+    for round in 0..5 {
+        let names = ["one", "two"].map(|name| format!("{name}{round}"));
+        let put = |name| site.fleet("PUT", name, Some(wanted(json!({}))));
+        let answers: [Answer; 2] = tokio::join!(put(&names[0]), put(&names[1])).into();
+        let kept = usize::from(answers[0].status != 201);
+        let refused = &answers[1 - kept];
+        assert_eq!((answers[kept].status, refused.status), (201, 409), "round {round}");
+        assert_eq!(refused.code(), "QuotaExceeded", "{}", refused.body);
+        let key = id(&names[kept]).to_ascii_lowercase();
+        site.control.store.delete(&key, Expect::Any).await.unwrap().unwrap();
+    }
 }
 
 #[tokio::test]

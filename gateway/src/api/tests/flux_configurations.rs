@@ -445,6 +445,73 @@ async fn g1_two_kustomizations_of_one_name_in_the_cluster_are_refused() {
     assert_eq!(site.flux("DELETE", "a", None).await.status, 202);
 }
 
+/// Of the answers to two requests that clash, the first of which adds `b-c` and the second `c`, one is of this status and
+/// the other one the refusal of its name.
+fn one_is_refused(answers: &(Answer, Answer), done: u16) {
+    let (kept, refused, name) = match answers.0.status == done {
+        true => (&answers.0, &answers.1, "c"),
+        false => (&answers.1, &answers.0, "b-c"),
+    };
+    assert_eq!((kept.status, refused.status), (done, 409), "{} {}", kept.body, refused.body);
+    assert_eq!(refused.code(), "KustomizationNameTaken", "{}", refused.body);
+    assert_eq!(refused.body["error"]["target"], format!("properties.kustomizations.{name}"));
+}
+
+/// Requests of one moment all look before the first of them is kept. Of two configurations that clash only the agents of
+/// their cluster refused one.
+#[tokio::test]
+async fn g1_of_two_new_ones_that_clash_at_once_one_is_refused() {
+    let site = site().await;
+    site.created("first").await;
+    for n in 0..25 {
+        let names = [format!("new{n}"), format!("new{n}-b")];
+        let put = |at: usize, name: &str| {
+            let body = with(|own| own["kustomizations"] = json!({name: {}}));
+            site.flux("PUT", &names[at], Some(body))
+        };
+        one_is_refused(&tokio::join!(put(0, "b-c"), put(1, "c")), 201);
+        let shown = tokio::join!(site.flux("GET", &names[0], None), site.flux("GET", &names[1], None));
+        let mut shown = [shown.0.status, shown.1.status];
+        shown.sort_unstable();
+        assert_eq!(shown, [200, 404], "round {n}");
+    }
+}
+
+#[tokio::test]
+async fn g1_of_two_changes_that_clash_at_once_one_is_refused() {
+    let site = site().await;
+    for n in 0..12 {
+        let names = [format!("old{n}"), format!("old{n}-b")];
+        for name in &names {
+            site.created(name).await;
+        }
+        let patch = |at: usize, name: &str| {
+            let body = json!({"properties": {"kustomizations": {name: {}}}});
+            site.flux("PATCH", &names[at], Some(body))
+        };
+        one_is_refused(&tokio::join!(patch(0, "b-c"), patch(1, "c")), 202);
+    }
+}
+
+#[tokio::test]
+async fn g1_configurations_at_once_are_no_more_than_may_be() {
+    let site = site().await;
+    site.created("shop").await;
+    site.copied(&id("shop"), crate::control::objects::OF_A_CLUSTER - 2).await;
+    for round in 0..5 {
+        let names: Vec<String> = (0..4).map(|n| format!("new{round}-{n}")).collect();
+        let all = names.iter().map(|name| site.flux("PUT", name, Some(git())));
+        let answers = futures_util::future::join_all(all).await;
+        let mut codes: Vec<_> = answers.iter().map(|answer| (answer.status, answer.code())).collect();
+        codes.sort_unstable();
+        let full = (409, "QuotaExceeded");
+        assert_eq!(codes, [(201, ""), full, full, full], "round {round}");
+        let kept = answers.iter().position(|answer| answer.status == 201).unwrap();
+        let key = id(&names[kept]).to_ascii_lowercase();
+        site.control.store.delete(&key, crate::store::batch::Expect::Any).await.unwrap().unwrap();
+    }
+}
+
 #[tokio::test]
 async fn g5_null_takes_a_variable_away() {
     let site = site().await;

@@ -3,7 +3,7 @@
 use super::*;
 use crate::{
     random,
-    resources::{role_assignment, role_definition},
+    resources::{self, enrolment_token, role_assignment, role_definition},
 };
 
 /// A definition of a role that may be assigned at a scope, with `patterns` data actions of 500 bytes.
@@ -287,4 +287,55 @@ async fn group_whose_resources_are_too_large_may_only_make_them_smaller() {
     assert_eq!(put(0, 25).await.status, 200);
     assert_eq!(put(made, 25).await.status, 200, "what one gives up another one may have");
     assert_eq!(site.call("owner", "GET", &cluster("g", "c0"), None).await.status, 200);
+}
+
+/// A request that has one page alone.
+struct OnePage;
+
+impl resources::Paging for OnePage {
+    fn rows(&self) -> Result<u32, ApiError> {
+        Ok(1)
+    }
+
+    fn after(&self) -> Result<String, ApiError> {
+        Ok(String::new())
+    }
+
+    fn link(&self, _: &str) -> Result<String, ApiError> {
+        Ok(String::new())
+    }
+}
+
+/// One gateway creates them one after the other, and several on one database do not wait for each other.
+#[tokio::test]
+async fn enrolment_tokens_at_once_are_no_more_than_may_be() {
+    const MOST: u64 = 500;
+    let site = Bench::new().await;
+    site.group("g").await;
+    let scope = format!("/subscriptions/{SUBSCRIPTION}/resourceGroups/g");
+    let resource = site.control.store.get(&scope.to_ascii_lowercase()).await.unwrap().unwrap();
+    let (body, caller) = (serde_json::Map::new(), Caller::of(&site.identity("owner", URL).await));
+    let acting = resources::Acting {
+        resource: &resource,
+        action: enrolment_token::CREATE,
+        version: "2024-03-01",
+        body: &body,
+        caller: &caller,
+        control: &site.control,
+        now_ms: site.control.now_ms(),
+        paging: &OnePage,
+    };
+    let key = |made: &Value| format!("{scope}/providers/{}/{}", enrolment_token::KIND, made["id"].as_str().unwrap());
+    let first = enrolment_token::act(&acting).await.unwrap();
+    site.copied(&key(&first), MOST - 2).await;
+    for round in 0..5 {
+        let answers = futures_util::future::join_all((0..4).map(|_| enrolment_token::act(&acting))).await;
+        let (made, refused): (Vec<_>, Vec<_>) = answers.into_iter().partition(Result::is_ok);
+        assert_eq!((made.len(), refused.len()), (1, 3), "round {round}");
+        for error in refused.into_iter().filter_map(Result::err) {
+            assert_eq!((error.status.as_u16(), error.detail.code.as_str()), (409, "QuotaExceeded"));
+        }
+        let key = key(made[0].as_ref().unwrap()).to_ascii_lowercase();
+        site.control.store.delete(&key, crate::store::batch::Expect::Any).await.unwrap().unwrap();
+    }
 }

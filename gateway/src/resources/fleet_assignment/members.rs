@@ -11,6 +11,7 @@ use types::{
 
 use super::Assignment;
 use crate::{
+    api_error::QUOTA_EXCEEDED,
     control::Control,
     managed::{FINISHED, Managed},
     object::Object,
@@ -103,7 +104,7 @@ pub struct Member {
 impl Member {
     /// Whether it was refused for lack of room: a quota of its group, of its subscription or of itself is used up.
     pub fn has_no_room(&self) -> bool {
-        self.why.as_ref().is_some_and(|(code, _)| code == "QuotaExceeded")
+        self.why.as_ref().is_some_and(|(code, _)| code == QUOTA_EXCEEDED)
     }
 
     /// As clients see it.
