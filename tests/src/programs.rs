@@ -37,10 +37,10 @@ pub fn scratch_root() -> PathBuf {
 
 /// A port at `ip` for a program that is to listen there and cannot be told to choose one. It is none of those that the
 /// kernel gives to whoever connects (`net.ipv4.ip_local_port_range`, from 32768): such a one, free a moment ago, was
-/// taken by another connection before the program listened.
+/// taken by another connection before the program listened. Nor is it one of those that `towline dev` picks from.
 pub fn free_port(ip: &str) -> anyhow::Result<u16> {
-    const FIRST: u32 = 12_000;
-    const COUNT: u32 = 17_000;
+    const FIRST: u32 = 11_000;
+    const COUNT: u32 = 7_000;
     static NUMBER: AtomicU32 = AtomicU32::new(0);
     // Each is given once in a process, and other processes begin elsewhere.
     let begin = std::process::id().wrapping_mul(2_741);

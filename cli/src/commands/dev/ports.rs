@@ -4,17 +4,21 @@
 //! dial away at it in between. So port 0 is taken from below the ports that the system gives to outgoing connections,
 //! and from below the range of Kubernetes' node ports.
 
-use std::net::{IpAddr, SocketAddr, TcpListener, UdpSocket};
+use std::{
+    net::{IpAddr, SocketAddr, TcpListener, UdpSocket},
+    sync::atomic::{AtomicU32, Ordering},
+};
 
 use anyhow::{Context, anyhow};
-use daemon::random_unit;
 
 use crate::failure::{Failure, Outcome};
 
 /// Where port 0 is picked from.
 const PICK: std::ops::Range<u16> = 18_000..30_000;
 /// Tries to pick one.
-const TRIES: usize = 200;
+const TRIES: u32 = 200;
+/// Ports that one process picks: for users and agents, and for the admin listener.
+const OF_ONE_PROCESS: u32 = 2;
 /// Where users and agents connect if nothing was said and it is free.
 pub const PUBLIC: u16 = 8443;
 
@@ -23,11 +27,15 @@ fn is_free(address: SocketAddr) -> bool {
     TcpListener::bind(address).is_ok() && UdpSocket::bind(address).is_ok()
 }
 
+/// A port that is picked is listened at a moment later. So no two picks of one process are the same, and processes that
+/// start at the same moment, whose ids differ, begin at other ports: of two random picks one was taken now and then.
 fn pick(ip: IpAddr) -> anyhow::Result<SocketAddr> {
-    let span = f64::from(PICK.end - PICK.start);
+    static PICKED: AtomicU32 = AtomicU32::new(0);
+    let begin = std::process::id().wrapping_mul(OF_ONE_PROCESS);
+    let nth = |_| begin.wrapping_add(PICKED.fetch_add(1, Ordering::Relaxed)) % u32::from(PICK.end - PICK.start);
     (0..TRIES)
-        // The product is below the span, so the cast cannot lose anything that matters.
-        .map(|_| SocketAddr::new(ip, PICK.start + (random_unit() * span) as u16))
+        // What is left of the division is below the length of the range.
+        .map(|n| SocketAddr::new(ip, PICK.start + nth(n) as u16))
         .find(|address| is_free(*address))
         .with_context(|| format!("no port of {ip} between {} and {} is free for TCP and UDP", PICK.start, PICK.end))
 }
@@ -70,6 +78,11 @@ mod tests {
         assert!(PICK.contains(&first.port()));
         assert_eq!(choose(Some(zero), first, None).unwrap(), first);
         assert_eq!(choose(None, first, Some(1)).unwrap(), first);
+        assert_ne!(
+            choose(Some(zero), zero, None).unwrap(),
+            first,
+            "the other one of the process, before either is used"
+        );
         let _taken = UdpSocket::bind(first).unwrap();
         assert_ne!(choose(None, first, None).unwrap(), first, "QUIC needs the UDP port too");
         assert!(choose(Some(first), first, None).is_err(), "what was asked for is not replaced");
