@@ -1,10 +1,10 @@
 //! How long a request lives (docs/identity.md). Every request behind authorize is a session until its last byte; the
 //! long ones are exec, attach, port-forward, watch and `logs -f`. They are looked at again every `reauthorise_every`
-//! and at once when the snapshot changes: a withdrawn right, a disabled user or a revoked key ends them. A session may outlive its
-//! credential by `outlive_token`; a newer valid token for the cluster extends it, if it came of the same sign-in
-//! (`sid`). One of another sign-in does not, even of the same principal: else whoever was signed in with a stolen token
-//! would stay for as long as its owner works. Where the issuer names no sign-in, and for an access certificate, nothing
-//! extends a session.
+//! and at once when the snapshot changes: a withdrawn right, a disabled user or a revoked key ends them. A session may
+//! outlive its credential by `outlive_token`; a newer valid token for the cluster extends it, if it came of the same
+//! sign-in (`sid`). One of another sign-in does not, even of the same principal: else whoever was signed in with a
+//! stolen token would stay for as long as its owner works. Where the issuer names no sign-in, and for an access
+//! certificate, nothing extends a session.
 
 pub mod cut;
 pub mod slots;
