@@ -1,10 +1,10 @@
 //! How long a request lives (docs/identity.md). Every request behind authorize is a session until its last byte; the
 //! long ones are exec, attach, port-forward, watch and `logs -f`. They are looked at again every `reauthorise_every`
 //! and at once when the snapshot changes: a withdrawn right, a disabled user or a revoked key ends them. A session may
-//! outlive its credential by `outlive_token`; a newer valid token for the cluster extends it, if it came of the same
-//! sign-in (`sid`). One of another sign-in does not, even of the same principal: else whoever was signed in with a
-//! stolen token would stay for as long as its owner works. Where the issuer names no sign-in, and for an access
-//! certificate, nothing extends a session.
+//! outlive its credential by `outlive_token`. A newer valid token for the cluster extends it if both tokens came of the
+//! same sign-in (`sid`). A token of another sign-in does not, even if it is the same user's: otherwise a thief's session
+//! with a stolen token would stay open for as long as the user works. Where the issuer names no sign-in, and for an
+//! access certificate, nothing extends a session.
 
 pub mod cut;
 pub mod slots;
@@ -12,7 +12,7 @@ pub mod told;
 
 use std::{
     collections::{HashMap, hash_map::Entry},
-    fmt,
+    fmt, mem,
     sync::{
         Arc, Mutex, OnceLock, PoisonError,
         atomic::{AtomicU64, Ordering},
@@ -106,7 +106,7 @@ struct Shown(Mutex<Ends>);
 #[derive(Debug)]
 struct Ends {
     latest: TokenEnd,
-    /// Hardly ever any: an issuer replaces its key rarely. At most [`OTHER_KEYS`].
+    /// Of other keys, the earliest end first, at most [`OTHER_KEYS`]. Hardly ever any: an issuer replaces its key rarely.
     others: Vec<TokenEnd>,
 }
 
@@ -131,17 +131,24 @@ impl Shown {
     }
 
     /// Another token was shown.
-    fn add(&self, end: TokenEnd) {
+    fn add(&self, mut end: TokenEnd) {
         let mut ends = self.ends();
-        if ends.latest.key == end.key {
-            ends.latest.until = ends.latest.until.max(end.until);
-        } else {
-            match ends.others.iter_mut().find(|known| known.key == end.key) {
-                Some(known) => known.until = known.until.max(end.until),
-                None => ends.others.push(end),
-            }
+        let Ends { latest, others } = &mut *ends;
+        if latest.key == end.key {
+            latest.until = latest.until.max(end.until);
+            return;
         }
-        ends.sort();
+        if let Some(at) = others.iter().position(|known| known.key == end.key) {
+            end.until = end.until.max(others.remove(at).until);
+        }
+        if latest.until < end.until {
+            mem::swap(latest, &mut end);
+        }
+        others.push(end);
+        others.sort_by_key(|end| end.until);
+        if others.len() > OTHER_KEYS {
+            others.remove(0);
+        }
     }
 
     /// Forgets what revoked keys signed. False: there is nothing else, and what was shown counts no longer.
@@ -152,29 +159,10 @@ impl Shown {
         if good(&ends.latest) {
             return true;
         }
-        // The others are in the order of their ends.
+        // The last of the others ends latest.
         let Some(next) = ends.others.pop() else { return false };
         ends.latest = next;
         true
-    }
-}
-
-impl Ends {
-    /// The latest one to its place, the others in the order of their ends, and no more than are remembered.
-    fn sort(&mut self) {
-        if self.others.is_empty() {
-            return;
-        }
-        self.others.sort_by_key(|end| end.until);
-        if let Some(last) = self.others.last_mut()
-            && last.until > self.latest.until
-        {
-            std::mem::swap(&mut self.latest, last);
-            self.others.sort_by_key(|end| end.until);
-        }
-        if self.others.len() > OTHER_KEYS {
-            self.others.remove(0);
-        }
     }
 }
 
@@ -436,7 +424,8 @@ impl Sessions {
 }
 
 fn verdict(snapshot: &Snapshot, session: &Session, now: u64) -> Option<EndReason> {
-    // Also where a good token extends it: whoever has the key may have opened it in the name of another's sign-in.
+    // Such a session ends even if a token of another key extends it. A thief with the revoked key can open a session that
+    // claims a user's sign-in, and the user's own tokens would then extend it.
     if let Principal::User(identity) = &session.principal {
         let is_good = |key: &str| !snapshot.verifier.has_revoked(&identity.issuer, key);
         if !is_good(&identity.key) || !session.shown.keep(is_good) {

@@ -11,9 +11,7 @@ use super::{
     Backend, Store, StoreError, Write, agents, events, is_text, logs,
     operations::{self, Claim, Operation, Status},
     parts, replicas,
-    resources::{
-        AT_ONCE_BYTES, COUNT_CHILDREN, KEYS_AT_ONCE, Stored, below, is_text_of_deleting, revision_of, revisions_of,
-    },
+    resources::{AT_ONCE_BYTES, COUNT_CHILDREN, Stored, below, is_text_of_deleting, revision_of, revisions_of},
     statuses,
 };
 use crate::{
@@ -446,17 +444,13 @@ async fn stands(connection: &mut AnyConnection, key: &str) -> Step<()> {
 /// Refuses where one of these resources is not as it was read. Only one transaction writes at a time ([`Store::write`]
 /// takes the lock), so that none of them changes before this one ends.
 async fn unchanged(connection: &mut AnyConnection, as_read: &[(String, Option<i64>)]) -> Step<()> {
-    for some in as_read.chunks(KEYS_AT_ONCE) {
-        let keys: Vec<&str> = some.iter().map(|(key, _)| key.as_str()).collect();
-        let now = revisions_of(connection, &keys).await?;
-        for (key, before) in some {
-            let found = now.get(key).copied();
-            if found != *before {
-                return Ok(Err(Refused::Changed { key: key.clone(), found }));
-            }
-        }
-    }
-    Ok(Ok(()))
+    let keys: Vec<&str> = as_read.iter().map(|(key, _)| key.as_str()).collect();
+    let now = revisions_of(connection, &keys).await?;
+    let mut read = as_read.iter().map(|(key, before)| (key, before, now.get(key).copied()));
+    Ok(match read.find(|(_, before, found)| found != *before) {
+        Some((key, _, found)) => Err(Refused::Changed { key: key.clone(), found }),
+        None => Ok(()),
+    })
 }
 
 async fn is_exceeded(connection: &mut AnyConnection, bound: &AtMost) -> Result<bool, StoreError> {

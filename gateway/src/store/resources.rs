@@ -19,7 +19,7 @@ pub const PAGE_BYTES: u64 = 1024 * 1024;
 /// Resources whose sizes are read at once.
 pub const SIZES_AT_ONCE: usize = 10_000;
 /// Keys that one statement names at most.
-pub(super) const KEYS_AT_ONCE: usize = 400;
+const KEYS_AT_ONCE: usize = 400;
 
 /// Rows that are read before other requests have their turn.
 const ROWS_A_TURN: usize = 4;
