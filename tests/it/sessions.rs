@@ -295,8 +295,8 @@ pub fn exec_output_is_whole(kubectl: &Kubectl, times: usize, lines: usize) -> an
 
 pub fn logs_follow(kubectl: &Kubectl) -> anyhow::Result<()> {
     ensure!(kubectl.ok(&["logs", "p"])?.contains("begun"));
-    // Once: where a second container has ended too, kubelet removes the first, and whoever still follows that one's log is
-    // told so in the midst of it.
+    // The pod runs its container once. Were it restarted, kubelet would remove the first container after the second had
+    // ended, and write an error into the log of the first if somebody still followed it.
     let pod = pod("l", "seq 1 50000; sleep 2; echo the last line") + "  restartPolicy: Never\n";
     kubectl.apply(&pod)?;
     eventually("the pod has ended or runs", Duration::from_secs(180), || {

@@ -35,9 +35,10 @@ pub fn scratch_root() -> PathBuf {
     root
 }
 
-/// A port at `ip` for a program that is to listen there and cannot be told to choose one. It is none of those that the
-/// kernel gives to whoever connects (`net.ipv4.ip_local_port_range`, from 32768): such a one, free a moment ago, was
-/// taken by another connection before the program listened. Nor is it one of those that `towline dev` picks from.
+/// A port at `ip` for a program that is to listen there and cannot choose one itself. The kernel gives outgoing
+/// connections ports from 32768 on (`net.ipv4.ip_local_port_range`). A port of that range can be free when a test looks,
+/// and taken when the program listens; so this one is below the range. It is also below the ports that `towline dev` picks
+/// from.
 pub fn free_port(ip: &str) -> anyhow::Result<u16> {
     const FIRST: u32 = 11_000;
     const COUNT: u32 = 7_000;

@@ -54,8 +54,8 @@ impl Writing<'_> {
         Ok(keys)
     }
 
-    /// Whether the parent of the new resource has fewer than `most` children of a kind. The write becomes conditional on
-    /// there being no more than `most` after it, whatever is written at the same time.
+    /// Whether the parent of the new resource has fewer than `most` children of a kind. The store will refuse the write if
+    /// the parent would have more than `most` after it, because others wrote at the same time.
     ///
     /// # Errors
     /// When the store cannot be read.

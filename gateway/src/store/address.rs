@@ -8,7 +8,8 @@ use sqlx::{ConnectOptions as _, any::AnyConnectOptions, postgres::PgConnectOptio
 
 use super::{Backend, Store, StoreError};
 
-/// The address of a database, for whoever makes connections to it. Clones share it. There may be a password in it.
+/// The address of a database, which may contain a password. Everything that connects to the database has a clone, and a
+/// change of the address reaches all clones.
 #[derive(Clone)]
 pub struct Address(Arc<ArcSwap<String>>);
 

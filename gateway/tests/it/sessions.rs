@@ -238,7 +238,7 @@ async fn a_revoked_key_ends_the_sessions_that_it_opened_and_no_others() {
     publish(json!({"keys": [newest, old.jwk()], "towline_ended": [new.end(old, later)]})).await;
     let by = |issuer: &TestIssuer| issuer.token("ann", &[], &cluster("a").audience(), SystemTime::now());
     let (thief, _arrived) = watch(&world, &agent, &by(&first)).await;
-    // Of the same sign-in by its name, which whoever has the key can give to any token.
+    // Both tokens name the same sign-in (`sid`): a thief who has the key can put any name into a token.
     let (mut owner, mut arrived) = watch(&world, &agent, &by(&second)).await;
     publish(json!({"keys": [newest], "towline_former": [old.jwk()], "towline_ended": [new.end(old, 0)]})).await;
     broken_off(thief).await;
