@@ -50,7 +50,6 @@ pub async fn serve(call: &Call) -> Result<Reply, ApiError> {
     }
     ConnectedClusters.check_name(&message.name)?;
     let id = ResourceId::parse(&format!("{}/providers/{NAME}/{}", group.id, message.name))?;
-    registrations::check(control, &ConnectedClusters, &id).await?;
     // Who holds a token need not know where the group is.
     let location = match message.location.as_str() {
         "" => group.body["location"].as_str().unwrap_or_default(),
@@ -58,13 +57,15 @@ pub async fn serve(call: &Call) -> Result<Reply, ApiError> {
     };
     let tags = held.tags.as_ref().unwrap_or(&message.tags);
     let sent = enrolment_token::body(location, &message.public_key, tags);
-    let stored = created(call, &id, &held, schema::check(ConnectedClusters.schema(), &sent)?).await?;
+    let grounds = Grounds::default();
+    let stored = created(call, &id, &held, schema::check(ConnectedClusters.schema(), &sent)?, &grounds).await?;
     let principal = stored.body["identity"]["principalId"].as_str().unwrap_or_default().to_owned();
-    let batch = Batch {
+    let mut batch = Batch {
         puts: vec![(stored, Expect::Absent)],
         deletes: vec![(held.kept.key.clone(), Expect::Revision(held.kept.revision))],
         ..Batch::default()
     };
+    grounds.put_into(&mut batch);
     // Before the name is looked up: a refusal is about the group.
     let _room = control.quotas.take(&batch)?;
     // An id of the configuration is as taken as one of the store.
@@ -74,6 +75,9 @@ pub async fn serve(call: &Call) -> Result<Reply, ApiError> {
     match control.write(&batch).await? {
         Ok(_) => {}
         Err(Refused::Changed { key, .. }) if key == id.key() => return Err(taken(call, &id, &held).await?),
+        Err(Refused::Changed { key, .. }) if registrations::key_of(&ConnectedClusters, &id)?.as_ref() == Some(&key) => {
+            return Err(registrations::refused(&ConnectedClusters));
+        }
         Err(Refused::Changed { .. } | Refused::NotEmpty { .. } | Refused::Full { .. } | Refused::NoParent { .. }) => {
             return Err(not_held());
         }
@@ -111,16 +115,16 @@ async fn created(
     id: &ResourceId,
     held: &Held,
     mut body: serde_json::Map<String, Value>,
+    grounds: &Grounds,
 ) -> Result<Stored, ApiError> {
     let caller = Caller::by_token_of(&held.created_by);
     let control = &call.control;
     let version = ConnectedClusters.api_versions().last().copied().unwrap_or_default();
     let said = body.clone();
     let now_ms = control.now_ms();
-    // What creates a cluster rests on no other resource.
-    let grounds = &Grounds::default();
     let writing =
         Writing { id, old: None, said: &said, caller: &caller, version, now_ms, control, issuer: None, grounds };
+    registrations::check(&ConnectedClusters, &writing).await?;
     ConnectedClusters.write(&mut body, &writing).await?;
     system_data(&mut body, &writing);
     Ok(Stored {

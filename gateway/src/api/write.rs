@@ -150,7 +150,6 @@ where
         return Err(fault.into());
     }
     let checked = sent(call, id, body, move |raw| schema::check(kind.schema(), &raw)).await?;
-    registrations::check(call.control, kind, id).await?;
     change(call, target, Change::Replace(checked)).await
 }
 
@@ -189,7 +188,6 @@ pub async fn manage(
     let kind = target.kind;
     kind.check_name(id.name())?;
     let checked = here(!answers::is_short_object(body), || schema::check(kind.schema(), body)).await??;
-    registrations::check(call.control, kind, id).await?;
     change(call, target, Change::Manage(checked, mark, seen)).await
 }
 
@@ -363,6 +361,9 @@ async fn prepare(
         issuer: call.issuer.as_deref(),
         grounds: &grounds,
     };
+    if old.is_none() {
+        registrations::check(kind, &writing).await?;
+    }
     kind.write(&mut body, &writing).await?;
     match change.mark() {
         Some(mark) => mark.keep(&mut body),

@@ -54,7 +54,7 @@ pub struct Batch {
     /// Keys of what is as it was read, with the revision that it had then; none: nothing was there. It decided what is
     /// written.
     pub as_read: Vec<(String, Option<i64>)>,
-    /// Kinds, in small letters, of which what has this key must hold nothing.
+    /// Kinds, in small letters, of which there must be nothing anywhere below this key.
     pub without: Vec<(String, String)>,
     /// Bounds that must hold once all deletes and puts are done.
     pub at_most: Vec<AtMost>,
@@ -254,8 +254,8 @@ impl Batch {
         if let Err(refused) = unchanged(connection, &self.as_read).await? {
             return Ok(Err(refused));
         }
-        for (kind, parent) in &self.without {
-            if let Some(key) = child(connection, kind, parent).await? {
+        for (kind, above) in &self.without {
+            if let Some(key) = one_below(connection, kind, above).await? {
                 return Ok(Err(Refused::Changed { key, found: None }));
             }
         }
@@ -458,10 +458,11 @@ async fn is_exceeded(connection: &mut AnyConnection, bound: &AtMost) -> Result<b
     Ok(row.try_get::<i64, _>(0)?.unsigned_abs() > bound.count)
 }
 
-/// One of a kind that a parent holds.
-async fn child(connection: &mut AnyConnection, kind: &str, parent: &str) -> Result<Option<String>, StoreError> {
-    let sql = "SELECT resource_key FROM resources WHERE kind = $1 AND parent_key = $2 LIMIT 1";
-    let row = sqlx::query(sql).bind(kind).bind(parent).fetch_optional(connection).await?;
+/// One of a kind below a key.
+async fn one_below(connection: &mut AnyConnection, kind: &str, key: &str) -> Result<Option<String>, StoreError> {
+    let (from, to) = below(key);
+    let sql = "SELECT resource_key FROM resources WHERE kind = $1 AND resource_key > $2 AND resource_key < $3 LIMIT 1";
+    let row = sqlx::query(sql).bind(kind).bind(from).bind(to).fetch_optional(connection).await?;
     Ok(row.map(|row| row.try_get(0)).transpose()?)
 }
 

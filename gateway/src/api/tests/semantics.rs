@@ -486,6 +486,42 @@ async fn k1_the_answer_has_what_a_client_of_arm_reads_and_a_kubeconfig_that_sign
 }
 
 #[tokio::test]
+async fn r11_of_a_creation_and_an_unregistration_at_once_one_is_refused() {
+    let site = Bench::new().await;
+    site.group("g").await;
+    let provider = |more: &str| format!("{}/providers/microsoft.kubernetes{more}?{VERSION}", subscription());
+    for n in 0..12 {
+        let name = format!("c{n}");
+        let unregistered = async || site.call("owner", "POST", &provider("/unregister"), None).await;
+        // Each is first in its turn.
+        let (made, gone) = if n % 2 == 0 {
+            tokio::join!(site.cluster("g", &name), unregistered())
+        } else {
+            let (gone, made) = tokio::join!(unregistered(), site.cluster("g", &name));
+            (made, gone)
+        };
+        match (made.status, made.code(), gone.status, gone.code()) {
+            (201, _, 409, "ResourcesExist") => {
+                let deleted = site.call("owner", "DELETE", &cluster("g", &name), None).await;
+                site.ended("owner", deleted.header("azure-asyncoperation")).await;
+            }
+            (409, "MissingSubscriptionRegistration", 200, _) => {
+                let done = site.call("owner", "POST", &provider("/register"), None).await;
+                assert_eq!(done.status, 200, "{}", done.body);
+            }
+            other => panic!("round {n}: {other:?}: {} {}", made.body, gone.body),
+        }
+    }
+    // What decides is the batch: it is refused where a resource lies below, however deep.
+    let made = site.cluster("g", "last").await;
+    assert_eq!(made.status, 201, "{}", made.body);
+    let without = vec![("microsoft.kubernetes/connectedclusters".to_owned(), subscription().to_ascii_lowercase())];
+    let batch = crate::store::batch::Batch { without, ..Default::default() };
+    let refused = site.control.store.apply(&batch).await.unwrap();
+    assert!(matches!(refused, Err(crate::store::batch::Refused::Changed { .. })), "{refused:?}");
+}
+
+#[tokio::test]
 async fn r11_what_is_unregistered_is_refused_until_it_is_registered_again() {
     let site = Bench::new().await;
     site.group("g").await;
