@@ -516,7 +516,8 @@ async fn r11_of_a_creation_and_an_unregistration_at_once_one_is_refused() {
     let made = site.cluster("g", "last").await;
     assert_eq!(made.status, 201, "{}", made.body);
     let without = vec![("microsoft.kubernetes/connectedclusters".to_owned(), subscription().to_ascii_lowercase())];
-    let batch = crate::store::batch::Batch { without, ..Default::default() };
+    let deletes = vec![(provider("").to_ascii_lowercase(), crate::store::batch::Expect::Any)];
+    let batch = crate::store::batch::Batch { deletes, without, ..Default::default() };
     let refused = site.control.store.apply(&batch).await.unwrap();
     assert!(matches!(refused, Err(crate::store::batch::Refused::Changed { .. })), "{refused:?}");
 }
