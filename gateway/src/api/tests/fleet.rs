@@ -645,8 +645,11 @@ async fn g13_another_process_goes_on_where_one_was_killed() {
 }
 
 #[tokio::test]
-async fn g13_a_thousand_clusters_get_one_in_one_pass() {
+async fn g13_a_thousand_clusters_get_one_in_few_looks() {
     const CLUSTERS_OF_FLEET: usize = 1000;
+    // One each on an idle machine. On a busy one a look ends after its turn, well before the end of a step.
+    const LOOKS: u32 = 50;
+    let turns = rollouts().at(Duration::from_secs(10), Duration::ZERO);
     let site = site(&[]).await;
     let mut batch = Batch::default();
     for n in 0..CLUSTERS_OF_FLEET {
@@ -664,8 +667,8 @@ async fn g13_a_thousand_clusters_get_one_in_one_pass() {
     }
     site.control.write(&batch).await.unwrap().unwrap();
     site.wants("all", wanted(json!({}))).await;
-    let looks = site.roll().await;
-    assert_eq!(looks, 1, "one look writes all");
+    let looks = site.roll_with(&turns).await;
+    assert!(looks <= LOOKS, "{looks} looks write all");
     assert_eq!(site.counts("all").await, [1000, 1000, 0, 0, 0, 1000]);
     let held = site.control.store.count(&CONFIGURATIONS.to_ascii_lowercase(), "").await.unwrap();
     assert_eq!(held, CLUSTERS_OF_FLEET as u64);
@@ -675,7 +678,8 @@ async fn g13_a_thousand_clusters_get_one_in_one_pass() {
     for n in 0..CLUSTERS_OF_FLEET {
         site.complies(&format!("edge-{n}")).await;
     }
-    assert_eq!(site.roll().await, 1);
+    let looks = site.roll_with(&turns).await;
+    assert!(looks <= LOOKS, "{looks} looks after what each has told");
     assert_eq!(site.counts("all").await, [1000, 1000, 1000, 0, 0, 0]);
 }
 
