@@ -1,12 +1,14 @@
 //! One record per request, however it ends. [`Record`] is opened with the request and travels with it into the answer's
 //! body or the upgraded connection; dropping it writes it. Writing, and spelling out what is written, is off the
-//! request's path and never waits: what does not fit into the queue is counted and logged.
+//! request's path and never waits: what does not fit into the queue is counted and logged. Whoever has many records in
+//! the queue loses their own further ones first (`audit/waiting.rs`).
 //!
 //! No credential is ever put into a record, and no query: commands and selectors in it are the user's own business.
 //! Every text that comes from outside is cut to [`TEXT_BYTES`].
 
 mod line;
 pub mod sampled;
+mod waiting;
 mod writer;
 
 use std::{
@@ -35,6 +37,7 @@ use types::{
 use self::{
     line::{Known, Text},
     sampled::Sampled,
+    waiting::Waiting,
     writer::{Entry, Next},
 };
 use crate::{
@@ -264,6 +267,8 @@ impl Drop for Record {
             "request ended"
         );
         if known.is_named() {
+            let whose = (known.get(Text::User), known.get(Text::Issuer));
+            known.of = Some(self.log.waiting.slot(whose));
             self.log.write(Entry::Record(known), &self.metrics);
             return;
         }
@@ -313,7 +318,7 @@ pub struct Passed<'a> {
 pub struct AuditLog {
     queue: mpsc::Sender<Entry>,
     sampled: Sampled,
-    dropped: Arc<AtomicU64>,
+    waiting: Arc<Waiting>,
     replica: Option<String>,
     /// Where there is a file.
     file: Option<OpenFile>,
@@ -385,20 +390,24 @@ impl AuditLog {
         shutdown: &Shutdown,
     ) -> io::Result<Arc<Self>> {
         let (queue, entries) = mpsc::channel(QUEUE_RECORDS);
-        let (dropped, next) = (Arc::new(AtomicU64::new(0)), Next::default());
-        let counted = Arc::clone(&dropped);
+        let (waiting, next) = (Arc::<Waiting>::default(), Next::default());
+        let counted = Arc::clone(&waiting);
         tasks.spawn("audit", writer::start(sink, next.clone(), replica.clone(), entries, counted, shutdown.clone())?);
-        Ok(Arc::new(Self { queue, sampled: Sampled::default(), dropped, replica, file, next }))
+        Ok(Arc::new(Self { queue, sampled: Sampled::default(), waiting, replica, file, next }))
     }
 
-    /// Whether there was room for it; it is counted otherwise.
+    /// Whether there was room for it, and whose it is had a place left; it is counted otherwise.
     fn write(&self, entry: Entry, metrics: &Metrics) -> bool {
-        let has_room = self.queue.try_send(entry).is_ok();
-        if !has_room {
-            metrics.audit_dropped.increment(1);
-            self.dropped.fetch_add(1, Ordering::Relaxed);
+        let of = entry.of();
+        if of.is_none_or(|of| self.waiting.begin(of, self.queue.capacity())) {
+            if self.queue.try_send(entry).is_ok() {
+                return true;
+            }
+            of.into_iter().for_each(|of| self.waiting.end(of));
         }
-        has_room
+        metrics.audit_dropped.increment(1);
+        self.waiting.dropped.fetch_add(1, Ordering::Relaxed);
+        false
     }
 
     /// Of what anybody can have written, without an identity: it leaves places for the rest.
@@ -407,19 +416,26 @@ impl AuditLog {
             return self.write(entry, metrics);
         }
         metrics.audit_dropped.increment(1);
-        self.dropped.fetch_add(1, Ordering::Relaxed);
+        self.waiting.dropped.fetch_add(1, Ordering::Relaxed);
         false
     }
 
-    fn write_line(&self, line: serde_json::Value, metrics: &Metrics) {
-        self.write(self.line(line), metrics);
+    /// A line about what the gateway did for a resource, which takes a place of its subscription's share.
+    fn write_line(&self, line: serde_json::Value, resource: &str, metrics: &Metrics) {
+        let end = resource.match_indices('/').nth(2).map_or(resource.len(), |(at, _)| at);
+        let of = self.waiting.slot(resource[..end].to_lowercase());
+        self.write(Entry::LineOf(of, self.bytes(line)), metrics);
     }
 
-    fn line(&self, mut line: serde_json::Value) -> Entry {
+    fn line(&self, line: serde_json::Value) -> Entry {
+        Entry::Line(self.bytes(line))
+    }
+
+    fn bytes(&self, mut line: serde_json::Value) -> Vec<u8> {
         if let (Some(replica), Some(line)) = (&self.replica, line.as_object_mut()) {
             line.insert("replica".to_owned(), replica.as_str().into());
         }
-        Entry::Line(format!("{line}\n").into_bytes())
+        format!("{line}\n").into_bytes()
     }
 
     /// A line about a connection that was refused before, or instead of, a request. Whether there was room for it.
@@ -463,7 +479,7 @@ impl AuditLog {
             "outcome": outcome,
             "reason": refused,
         });
-        self.write_line(line, metrics);
+        self.write_line(line, path, metrics);
     }
 
     /// A line about a connection of a cluster to a host that this gateway reaches.
@@ -487,15 +503,15 @@ impl AuditLog {
             "bytes_down": passed.down,
             "duration_ms": u64::try_from(passed.took.as_millis()).unwrap_or(u64::MAX),
         });
-        self.write_line(line, metrics);
+        self.write_line(line, passed.cluster, metrics);
     }
 
     /// One whose lines nobody reads.
     #[cfg(test)]
     pub fn nowhere() -> Arc<Self> {
         let queue = mpsc::channel(1).0;
-        let (sampled, dropped) = (Sampled::default(), Arc::default());
-        Arc::new(Self { queue, sampled, dropped, replica: None, file: None, next: Next::default() })
+        let (sampled, waiting) = (Sampled::default(), Arc::default());
+        Arc::new(Self { queue, sampled, waiting, replica: None, file: None, next: Next::default() })
     }
 
     /// The end of the log: lines for what has no record and is told by no later one, of requests and of so many refused
@@ -634,7 +650,7 @@ mod tests {
             record.user("ann", "dev");
             drop(record);
         }
-        assert!(log.dropped.load(Ordering::Relaxed) >= 50);
+        assert!(log.waiting.dropped.load(Ordering::Relaxed) >= 50);
         assert!(metrics.render().contains("gateway_audit_dropped_total"));
     }
 
@@ -652,11 +668,71 @@ mod tests {
             record.answered(http::StatusCode::UNAUTHORIZED);
         }
         assert!(log.queue.capacity() >= KEPT_RECORDS);
-        let dropped = log.dropped.load(Ordering::Relaxed);
-        for _ in 0..KEPT_RECORDS {
+        let dropped = log.waiting.dropped.load(Ordering::Relaxed);
+        for _ in 0..KEPT_RECORDS / 2 {
             record(&log, &metrics).user("ann", "dev");
         }
-        assert_eq!(log.dropped.load(Ordering::Relaxed), dropped);
+        assert_eq!(log.waiting.dropped.load(Ordering::Relaxed), dropped);
+    }
+
+    /// One user's requests had everybody's records dropped while they came faster than they could be written.
+    #[tokio::test]
+    async fn records_of_a_user_or_subscription_that_has_many_cost_nobody_else_one() {
+        let (tasks, shutdown, metrics) = (TaskGroup::new("test"), Shutdown::new(), Arc::new(Metrics::new()));
+        let (_reader, sink) = io::pipe().unwrap();
+        let log = AuditLog::start(Box::new(sink), None, None, &tasks, &shutdown).unwrap();
+        let dropped = || log.waiting.dropped.load(Ordering::Relaxed);
+        let did = |n: usize| {
+            let path = format!("/subscriptions/NOISY/resourceGroups/g{n}/providers/p/t/n");
+            log.done_for(&metrics, "all", "PUT", &path, None);
+        };
+        // Two that share a place by chance have one share together.
+        let (user, subscription) = (
+            |name: &str| log.waiting.slot((Some(name), Some("dev"))),
+            |name: &str| log.waiting.slot(format!("/subscriptions/{name}")),
+        );
+        let noisy_slots = [user("ann"), subscription("noisy")];
+        let names: Vec<String> = (0..)
+            .map(|n| format!("quiet-{n}"))
+            .filter(|name| !noisy_slots.contains(&user(name)) && !noisy_slots.contains(&subscription(name)))
+            .take(3)
+            .collect();
+        let noisy: [(&str, &dyn Fn(usize)); 2] =
+            [("user", &|_| record(&log, &metrics).user("ann", "dev")), ("subscription", &did)];
+        for (who, write) in noisy {
+            // More than the queue has, and what the writer holds meanwhile.
+            for n in 0..QUEUE_RECORDS + 4096 {
+                write(n);
+            }
+            let before = dropped();
+            assert!(before > 0, "{who}");
+            for name in &names {
+                for _ in 0..100 {
+                    record(&log, &metrics).user(name, "dev");
+                }
+                let path = format!("/subscriptions/{name}/resourceGroups/g");
+                log.done_for(&metrics, "all", "PUT", &path, None);
+            }
+            assert_eq!(dropped(), before, "{who}");
+        }
+    }
+
+    #[tokio::test]
+    async fn records_that_were_written_count_for_nobody() {
+        let dir = tempfile::tempdir().unwrap();
+        let (tasks, shutdown, metrics) = (TaskGroup::new("test"), Shutdown::new(), Arc::new(Metrics::new()));
+        let file = AuditTo::File(dir.path().join("audit.jsonl"));
+        let log = AuditLog::open(&file, None, &tasks, &shutdown).await.unwrap();
+        for n in 0..1000 {
+            record(&log, &metrics).user(&format!("user-{}", n % 7), "dev");
+        }
+        log.done_for(&metrics, "all", "PUT", "/subscriptions/s/resourceGroups/g", None);
+        log.flush().await;
+        assert_eq!((log.waiting.all(), log.waiting.dropped.load(Ordering::Relaxed)), (0, 0));
+        // What found no room waits nowhere.
+        let nowhere = AuditLog::nowhere();
+        record(&nowhere, &metrics).user("ann", "dev");
+        assert_eq!((nowhere.waiting.all(), nowhere.waiting.dropped.load(Ordering::Relaxed)), (0, 1));
     }
 
     /// A count was lost with the record that was to tell it, and at the end when no further record came.

@@ -15,7 +15,7 @@ use types::{
     instants::rfc3339,
 };
 
-use super::{Outcome, TEXT_BYTES};
+use super::{Outcome, TEXT_BYTES, waiting::Slot};
 use crate::metrics::labels::Stage;
 
 /// What the texts of most records take, in bytes.
@@ -85,6 +85,8 @@ pub(super) struct Known {
     pub(super) user_address: SocketAddr,
     /// Others of its network, refused before it was known whose they are, of which there is no record.
     pub(super) unrecorded: u64,
+    /// Whose share of the queue it takes a place of.
+    pub(super) of: Option<Slot>,
     texts: Texts,
     /// The trace that it belongs to (W3C).
     pub(super) trace: Option<[u8; 16]>,
@@ -110,6 +112,7 @@ impl Known {
             id,
             user_address,
             unrecorded: 0,
+            of: None,
             texts: Texts { all: String::with_capacity(TEXTS_BYTES), at: [const { None }; TEXTS] },
             trace: None,
             key: None,

@@ -7,17 +7,17 @@
 
 use std::{
     io::{self, Write},
-    sync::{
-        Arc, Mutex, PoisonError,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::{Arc, Mutex, PoisonError, atomic::Ordering},
     time::Duration,
 };
 
 use daemon::Shutdown;
 use tokio::sync::{mpsc, oneshot};
 
-use super::line::Known;
+use super::{
+    line::Known,
+    waiting::{Slot, Waiting},
+};
 
 /// Bytes written at once, about.
 const BATCH_BYTES: usize = 256 * 1024;
@@ -37,8 +37,21 @@ pub(super) enum Entry {
     Record(Box<Known>),
     /// Any other, with its line feed.
     Line(Vec<u8>),
+    /// The same, of a party that has a share of the queue.
+    LineOf(Slot, Vec<u8>),
     /// Told when all before it is written.
     Flush(oneshot::Sender<()>),
+}
+
+impl Entry {
+    /// Whose share of the queue it takes a place of, if anybody's.
+    pub(super) fn of(&self) -> Option<Slot> {
+        match self {
+            Self::Record(known) => known.of,
+            Self::LineOf(of, _) => Some(*of),
+            Self::Line(_) | Self::Flush(_) => None,
+        }
+    }
 }
 
 /// Where lines go.
@@ -107,11 +120,11 @@ pub(super) fn start(
     next: Next,
     replica: Option<String>,
     entries: mpsc::Receiver<Entry>,
-    dropped: Arc<AtomicU64>,
+    waiting: Arc<Waiting>,
     shutdown: Shutdown,
 ) -> io::Result<impl Future<Output = ()> + Send + 'static> {
     let (ends, mut ended) = oneshot::channel();
-    let written = run(sink, next, replica, entries, Arc::clone(&dropped), shutdown.clone());
+    let written = run(sink, next, replica, entries, Arc::clone(&waiting), shutdown.clone());
     // Its clock is made there: where there is no thread, it could not be dropped here.
     std::thread::Builder::new().name("audit".to_owned()).spawn(move || {
         let clock = tokio::runtime::Builder::new_current_thread().enable_time().build();
@@ -128,7 +141,7 @@ pub(super) fn start(
             Ok(Err(_)) => tracing::error!("audit records are lost: their writer has failed"),
             // It holds what it has said, so that this counts from the start.
             Err(_) => tracing::error!(
-                dropped_since_start = dropped.load(Ordering::Relaxed),
+                dropped_since_start = waiting.dropped.load(Ordering::Relaxed),
                 "audit records are lost: their writing did not end"
             ),
         }
@@ -141,7 +154,7 @@ async fn run(
     next: Next,
     replica: Option<String>,
     mut entries: mpsc::Receiver<Entry>,
-    dropped: Arc<AtomicU64>,
+    waiting: Arc<Waiting>,
     shutdown: Shutdown,
 ) -> u64 {
     let mut lines = Lines { sink, next, batch: Vec::new(), begun: Vec::new() };
@@ -161,7 +174,7 @@ async fn run(
             if next.is_none() {
                 // A pause: the first record after it wakes the writer.
                 let Some(Some(first)) = shutdown.until_closed(entries.recv()).await else {
-                    return said.dropped(dropped.load(Ordering::Relaxed));
+                    return said.dropped(waiting.dropped.load(Ordering::Relaxed));
                 };
                 if entries.len() < ENOUGH && !matches!(first, Entry::Flush(_)) {
                     gather().await;
@@ -169,9 +182,10 @@ async fn run(
                 next = Some(first);
             }
             while let Some(entry) = next {
+                entry.of().into_iter().for_each(|of| waiting.end(of));
                 match entry {
                     Entry::Record(known) => known.write_to(replica.as_deref(), &mut lines.batch),
-                    Entry::Line(line) => lines.batch.extend_from_slice(&line),
+                    Entry::Line(line) | Entry::LineOf(_, line) => lines.batch.extend_from_slice(&line),
                     Entry::Flush(done) => flushes.push(done),
                 }
                 next = if lines.batch.len() < BATCH_BYTES { entries.try_recv().ok() } else { None };
@@ -179,11 +193,11 @@ async fn run(
         } else if shutdown.until_closed(tokio::time::sleep(RETRY)).await.is_none() {
             let records = lines.batch.iter().filter(|byte| **byte == b'\n').count() + entries.len();
             tracing::error!(records, "audit records are lost: they could not be written until the end");
-            return said.dropped(dropped.load(Ordering::Relaxed));
+            return said.dropped(waiting.dropped.load(Ordering::Relaxed));
         }
         let result = lines.write();
         wrote = true;
-        said.after(&result, dropped.load(Ordering::Relaxed));
+        said.after(&result, waiting.dropped.load(Ordering::Relaxed));
     }
 }
 
@@ -317,15 +331,15 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn what_was_dropped_is_told_at_the_end_too() {
         for room in [0, usize::MAX] {
-            let (disk, shutdown, dropped) = (Disk::default(), Shutdown::new(), Arc::new(AtomicU64::new(0)));
+            let (disk, shutdown, waiting) = (Disk::default(), Shutdown::new(), Arc::<Waiting>::default());
             disk.lock().1 = room;
             let (queue, entries) = mpsc::channel(100);
             queue.send(Entry::Line(b"{}\n".to_vec())).await.unwrap();
-            let written = run(Box::new(disk), Next::default(), None, entries, Arc::clone(&dropped), shutdown.clone());
+            let written = run(Box::new(disk), Next::default(), None, entries, Arc::clone(&waiting), shutdown.clone());
             let mut written = std::pin::pin!(written);
             // The line is written, or waits to be tried again.
             assert!(tokio::time::timeout(RETRY / 2, written.as_mut()).await.is_err());
-            dropped.store(5, Ordering::Relaxed);
+            waiting.dropped.store(5, Ordering::Relaxed);
             shutdown.close();
             assert_eq!(written.await, 5, "room for {room}");
         }
