@@ -198,7 +198,11 @@ async fn made(
     let kept = match store.apply(&batch).await {
         Ok(Ok(_)) => Ok(()),
         Ok(Err(
-            Refused::NoParent { .. } | Refused::Changed { .. } | Refused::NotEmpty { .. } | Refused::Full { .. },
+            Refused::NoParent { .. }
+            | Refused::Changed { .. }
+            | Refused::NotEmpty { .. }
+            | Refused::Full { .. }
+            | Refused::TooManyOperations { .. },
         )) => Err(OwnersError::NotStarted),
         Err(error) => Err(error.into()),
     };

@@ -530,7 +530,7 @@ fn unit() -> anyhow::Result<()> {
     // The store as version 2 of its schema left it: without what the migrations since then make.
     let older = "import sqlite3\n\
          store = sqlite3.connect('/var/lib/towline/towline.db')\n\
-         for table in ('events', 'event_numbers', 'departed', 'webhooks', 'deleted_identities', 'protecting_key', 'rows_named', 'statuses', 'protected_until', 'parts', 'parts_told', 'log_lines', 'log_positions', 'upgrades', 'replicas', 'tunnels', 'held', 'documents', 'tickets', 'counts'):\n    \
+         for table in ('events', 'event_numbers', 'departed', 'webhooks', 'deleted_identities', 'protecting_key', 'rows_named', 'statuses', 'protected_until', 'parts', 'parts_told', 'log_lines', 'log_positions', 'upgrades', 'replicas', 'tunnels', 'held', 'documents', 'tickets', 'counts', 'operations_begun', 'event_groups', 'event_subscriptions'):\n    \
              store.execute(f'DROP TABLE {table}')\n\
          for index in ('agents_by_end', 'agents_by_key', 'agents_by_claim', 'agents_by_uid', 'tombstones_by_kind'):\n    \
              store.execute(f'DROP INDEX {index}')\n\

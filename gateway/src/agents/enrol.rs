@@ -78,7 +78,14 @@ pub async fn serve(call: &Call) -> Result<Reply, ApiError> {
         Err(Refused::Changed { key, .. }) if registrations::key_of(&ConnectedClusters, &id)?.as_ref() == Some(&key) => {
             return Err(registrations::refused(&ConnectedClusters));
         }
-        Err(Refused::Changed { .. } | Refused::NotEmpty { .. } | Refused::Full { .. } | Refused::NoParent { .. }) => {
+        // It begins no operation.
+        Err(
+            Refused::Changed { .. }
+            | Refused::NotEmpty { .. }
+            | Refused::Full { .. }
+            | Refused::TooManyOperations { .. }
+            | Refused::NoParent { .. },
+        ) => {
             return Err(not_held());
         }
     }

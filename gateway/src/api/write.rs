@@ -18,7 +18,7 @@ use crate::{
     bodies,
     control::{
         objects::{PROTECTED_FOR_MS, mark_deleting},
-        quotas::Room,
+        quotas::{Room, too_many_operations},
         work::{converge, take_down},
     },
     directory::Decides,
@@ -269,6 +269,8 @@ async fn change(call: &Call<'_>, target: Target<'_>, change: Change) -> Result<R
     let Target { kind, id, .. } = target;
     kind.may_change(id, call.control)?;
     may_be_below(call, id)?;
+    // Whether an operation is kept that ends with the answer, for clients that ask for it. A write needs none.
+    let mut told = true;
     for _ in 0..TRIES {
         let turn = turn_of(call, kind).await?;
         let old = resources::get(call.control, id).await?;
@@ -284,10 +286,13 @@ async fn change(call: &Call<'_>, target: Target<'_>, change: Change) -> Result<R
         let kept = old.and_then(|old| ResourceId::parse(&old.id).ok()).filter(|kept| kept.key() == id.key());
         let target = Target { id: kept.as_ref().unwrap_or(id), ..target };
         let is_long = !answers::is_short_object(change.given()) || old.is_some_and(|old| !answers::is_short(&old.body));
-        let Some(prepared) = turns(is_long, Box::pin(prepare(call, target, old, &change))).await?? else {
+        let Some(mut prepared) = turns(is_long, Box::pin(prepare(call, target, old, &change))).await?? else {
             let old = old.ok_or_else(|| ApiError::resource_not_found(id))?;
             return turns(is_long, Box::pin(unchanged(call, target, old))).await?;
         };
+        if !told {
+            prepared.tell_of_nothing_that_has_ended();
+        }
         // The room is held until the write is known here.
         let Prepared { batch, mut stored, operation, room: _room } = prepared;
         call.may_still().await?;
@@ -309,6 +314,11 @@ async fn change(call: &Call<'_>, target: Target<'_>, change: Change) -> Result<R
             }
             // Somebody else was faster: what they wrote is looked at, unless the client insists on what it read.
             Err(Refused::Changed { .. } | Refused::NotEmpty { .. } | Refused::Full { .. }) => {}
+            Err(Refused::TooManyOperations { .. }) if told && batch.begins.iter().any(has_ended) => told = false,
+            Err(Refused::TooManyOperations { place, most, room_ms }) => {
+                let tried = format!("'{}' is not written", id.name());
+                return Err(too_many_operations(&tried, &place, most, room_ms));
+            }
             Err(Refused::NoParent { .. }) => {
                 let missing = read::missing_above(call, id).await?;
                 return Err(missing.as_ref().map_or_else(ApiError::raced, ApiError::resource_not_found));
@@ -327,6 +337,21 @@ struct Prepared {
     operation: Option<Operation>,
     /// What it takes of the quotas of its group and subscription.
     room: Room,
+}
+
+impl Prepared {
+    /// Leaves out the operations that end with the answer.
+    fn tell_of_nothing_that_has_ended(&mut self) {
+        self.operation.take_if(|operation| has_ended(operation));
+        self.batch.begins.retain(|operation| !has_ended(operation));
+        if self.batch.begins.is_empty() {
+            self.batch.begins_at_most.clear();
+        }
+    }
+}
+
+fn has_ended(operation: &Operation) -> bool {
+    operation.ended_ms.is_some()
 }
 
 /// All that is done for a write before it is kept: checks of the kind, what this service fills in, and sealing. None: it
@@ -389,6 +414,7 @@ async fn prepare(
     }
     let (mut batch, stored, operation) = batch_of(call, target, old, body, beside, change)?;
     grounds.put_into(&mut batch);
+    call.control.quotas.bound_operations(&mut batch, false);
     let room = call.control.quotas.take(&batch)?;
     Ok(Some(Prepared { batch, stored, operation, room }))
 }
@@ -864,6 +890,7 @@ async fn take_away(
         batch.empty.extend(only_empty.then(|| old.key.clone()));
         batch.without = without;
         batch.as_read.extend(by.map(|by| (by.id.key().to_owned(), Some(by.revision))));
+        call.control.quotas.bound_operations(&mut batch, true);
         call.may_still().await?;
         match call.control.write_in_turn(&batch, turn).await? {
             Ok(_) if operation.is_some() => {
@@ -882,6 +909,10 @@ async fn take_away(
             }
             Err(Refused::Changed { key, .. }) if by.is_some_and(|by| by.id.key() == key) => {
                 return Err(assignment_changed());
+            }
+            Err(Refused::TooManyOperations { place, most, room_ms }) => {
+                let tried = format!("'{}' is not deleted", id.name());
+                return Err(too_many_operations(&tried, &place, most, room_ms));
             }
             Err(Refused::Changed { .. } | Refused::Full { .. } | Refused::NoParent { .. }) => {}
         }

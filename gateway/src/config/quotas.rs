@@ -1,4 +1,5 @@
-//! `[api.quotas]`: how much of the store the resources of one resource group, or of one subscription, may take.
+//! `[api.quotas]`: how much of the store the resources of one resource group, or of one subscription, may take, and
+//! their long-running operations.
 
 use daemon::settings::{Faults, Section};
 
@@ -21,6 +22,8 @@ pub struct Quota {
     pub resources: u32,
     /// Mebibytes of what is kept of them, sealed settings included.
     pub mib: u32,
+    /// Operations that begin within 24 hours: each is kept for a day after its end.
+    pub operations: u32,
 }
 
 impl Quota {
@@ -30,10 +33,11 @@ impl Quota {
     }
 }
 
-/// Ten thousand clusters with four extensions, configurations or assignments each; 5 KiB for each of these.
-const GROUP: Quota = Quota { resources: 50_000, mib: 256 };
+/// Ten thousand clusters with four extensions, configurations or assignments each; 5 KiB for each of these. Each may be
+/// written twice a day.
+const GROUP: Quota = Quota { resources: 50_000, mib: 256, operations: 100_000 };
 /// Four such groups.
-const SUBSCRIPTION: Quota = Quota { resources: 200_000, mib: 1024 };
+const SUBSCRIPTION: Quota = Quota { resources: 200_000, mib: 1024, operations: 400_000 };
 
 impl Default for Quotas {
     fn default() -> Self {
@@ -49,10 +53,12 @@ impl Quotas {
         let group = Quota {
             resources: number("group_resources", default.group.resources),
             mib: number("group_mib", default.group.mib),
+            operations: number("group_operations", default.group.operations),
         };
         let subscription = Quota {
             resources: number("subscription_resources", default.subscription.resources),
             mib: number("subscription_mib", default.subscription.mib),
+            operations: number("subscription_operations", default.subscription.operations),
         };
         section.end(faults);
         Self { group, subscription }

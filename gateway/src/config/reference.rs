@@ -253,8 +253,14 @@ const UPGRADES: &[Key] = &[
 const QUOTAS: &[Key] = &[
     Key::default("group_resources", "50000", "Resources of one resource group: clusters, and what is below them."),
     Key::default("group_mib", "256", "Mebibytes of these, as they are kept."),
+    Key::default(
+        "group_operations",
+        "100000",
+        "Long-running operations that begin within 24 hours for resources of one resource group. Each is kept for a day after its end.",
+    ),
     Key::default("subscription_resources", "200000", "Resources of one subscription, its resource groups included."),
     Key::default("subscription_mib", "1024", "Mebibytes of these."),
+    Key::default("subscription_operations", "400000", "Operations that begin within 24 hours for these."),
 ];
 
 const SUBSCRIPTIONS: &[Key] = &[

@@ -431,6 +431,7 @@ impl Control {
                     Refused::Changed { .. }
                     | Refused::NotEmpty { .. }
                     | Refused::Full { .. }
+                    | Refused::TooManyOperations { .. }
                     | Refused::NoParent { .. },
                 ) => {}
             }

@@ -6,9 +6,12 @@
 //! store as the directory does. A write that is under way has its room until it is known here, so that writes of the same
 //! moment at one gateway pass no bound together. What other replicas write at that moment is known a little later:
 //! they may pass a bound by as much as they write until then, and the next write is refused.
+//!
+//! Long-running operations are bounded too, by how many begin within 24 hours. The store counts those itself, in the
+//! transaction of the write, so that all gateways together pass no bound.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     hash::{BuildHasher, RandomState},
     io,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -16,6 +19,7 @@ use std::{
 
 use http::StatusCode;
 use serde_json::Value;
+use types::instants::instant;
 
 use crate::{
     api_error::{ApiError, QUOTA_EXCEEDED},
@@ -24,6 +28,7 @@ use crate::{
         Store, StoreError,
         batch::Batch,
         changes::Change,
+        operations::BeginsAtMost,
         resources::{SIZES_AT_ONCE, Stored},
     },
     stored::last_name,
@@ -102,11 +107,46 @@ impl Amount {
 /// rollout paused by a few more bytes.
 const ALWAYS_BYTES: u32 = 8 * 1024;
 
+/// Of so many operations that may begin, one more may for a deletion: what is there can go, also where others have
+/// written as often as they may.
+const ONE_MORE_TO_DELETE: u64 = 4;
+
 /// What has a quota.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Level {
     Subscription,
     Group,
+}
+
+impl Level {
+    /// What it is called, and how its settings begin.
+    fn names(self) -> (&'static str, &'static str) {
+        match self {
+            Self::Group => ("resource group", "group"),
+            Self::Subscription => ("subscription", "subscription"),
+        }
+    }
+}
+
+impl quotas::Quotas {
+    fn of(&self, level: Level) -> Quota {
+        match level {
+            Level::Group => self.group,
+            Level::Subscription => self.subscription,
+        }
+    }
+}
+
+/// The refusal of what would have begun more operations than may within 24 hours at a place (its key), where there is
+/// room again at an instant. `tried`: what is not done, as a sentence without its full stop.
+pub fn too_many_operations(tried: &str, place: &str, most: u64, room_ms: i64) -> ApiError {
+    let level = if place.contains("/resourcegroups/") { Level::Group } else { Level::Subscription };
+    let ((what, name), of) = (level.names(), last_name(place));
+    let message = format!(
+        "{tried}: {most} operations of the {what} '{of}' have begun within 24 hours, which is the limit. There is room again at {}. Until then use another {what}, or ask whoever runs this gateway to raise {name}_operations of [api.quotas].",
+        instant(room_ms)
+    );
+    ApiError::of(StatusCode::CONFLICT, QUOTA_EXCEEDED, message)
 }
 
 /// The room of a write, until it is dropped.
@@ -224,12 +264,21 @@ impl Quotas {
         Ok(Room { used: Arc::clone(&self.used), writes })
     }
 
+    /// Has a batch refused with which more operations begin than may where their resources are.
+    pub fn bound_operations(&self, batch: &mut Batch, deletes: bool) {
+        let places: BTreeSet<_> = batch.begins.iter().flat_map(|operation| places(&operation.resource)).collect();
+        let bounds = places.into_iter().map(|(level, place)| {
+            let most = u64::from(self.limits.of(level).operations);
+            let count = if deletes { most + most.div_ceil(ONE_MORE_TO_DELETE) } else { most };
+            BeginsAtMost { place: place.to_owned(), count }
+        });
+        let bounds = bounds.collect();
+        batch.begins_at_most = bounds;
+    }
+
     fn check(&self, level: Level, place: &str, now: Amount, more: Amount) -> Result<(), ApiError> {
-        let (what, name, quota) = match level {
-            Level::Group => ("resource group", "group", self.limits.group),
-            Level::Subscription => ("subscription", "subscription", self.limits.subscription),
-        };
-        let Quota { resources, mib } = quota;
+        let ((what, name), quota) = (level.names(), self.limits.of(level));
+        let Quota { resources, mib, .. } = quota;
         let bytes = i64::try_from(quota.bytes()).unwrap_or(i64::MAX);
         let of = last_name(place);
         let (full, setting) = if more.resources > 0 && now.resources + more.resources > i64::from(resources) {
@@ -312,7 +361,7 @@ mod tests {
     const SUBSCRIPTION: &str = "/subscriptions/s";
 
     fn quotas(group: (u32, u32), subscription: (u32, u32)) -> Quotas {
-        let quota = |(resources, mib)| Quota { resources, mib };
+        let quota = |(resources, mib)| Quota { resources, mib, operations: 1 };
         Quotas::new(quotas::Quotas { group: quota(group), subscription: quota(subscription) })
     }
 

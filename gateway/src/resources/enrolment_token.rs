@@ -215,9 +215,10 @@ async fn create(acting: &Acting<'_>) -> Result<Value, ApiError> {
     let _room = acting.control.quotas.take(&batch)?;
     acting.control.write(&batch).await?.map_err(|refused| match refused {
         Refused::Full { .. } => full(),
-        Refused::Changed { .. } | Refused::NotEmpty { .. } | Refused::NoParent { .. } => {
-            ApiError::resource_not_found(&group)
-        }
+        Refused::Changed { .. }
+        | Refused::NotEmpty { .. }
+        | Refused::TooManyOperations { .. }
+        | Refused::NoParent { .. } => ApiError::resource_not_found(&group),
     })?;
     let token = format!("{PREFIX}.{}.{id}.{secret}", URL_SAFE_NO_PAD.encode(group.as_str()));
     Ok(json!({"token": token, "id": id, "expiresOn": instant(ends_ms), "resourceGroup": group.as_str(), "name": name}))

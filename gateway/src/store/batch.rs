@@ -9,7 +9,7 @@ use types::api::id::fold;
 
 use super::{
     Backend, Store, StoreError, Write, agents, events, is_text, logs,
-    operations::{self, Claim, Operation, Status},
+    operations::{self, BeginsAtMost, Claim, Operation, Status},
     parts, replicas,
     resources::{AT_ONCE_BYTES, COUNT_CHILDREN, Stored, below, is_text_of_deleting, revision_of, revisions_of},
     statuses,
@@ -60,6 +60,8 @@ pub struct Batch {
     pub at_most: Vec<AtMost>,
     /// Operations that begin.
     pub begins: Vec<Operation>,
+    /// Bounds on how many operations begin, which must hold with those of this batch.
+    pub begins_at_most: Vec<BeginsAtMost>,
     /// Operations that end.
     pub ends: Vec<Ended>,
     /// Until when the protected settings of what is put are kept, by its key; none: it has none any more.
@@ -144,6 +146,17 @@ pub enum Refused {
         kind: String,
         /// Key of the parent.
         parent: String,
+    },
+    /// With what was to begin, more operations would have begun at a place than may within 24 hours
+    /// ([`Batch::begins_at_most`]).
+    #[error("more than {most} operations would have begun within 24 hours at {place}")]
+    TooManyOperations {
+        /// Key of the resource group or the subscription.
+        place: String,
+        /// How many may begin there.
+        most: u64,
+        /// When some of those that have begun count no longer, milliseconds since 1970.
+        room_ms: i64,
     },
     /// What would hold it does not exist (any more).
     #[error("what would hold {key} does not exist")]
@@ -285,8 +298,8 @@ impl Batch {
         for key in &self.renews {
             renew(connection, applied.revision, key).await?;
         }
-        for operation in &self.begins {
-            begin(connection, operation).await?;
+        if let Err(refused) = begin_all(connection, &self.begins, &self.begins_at_most).await? {
+            return Ok(Err(refused));
         }
         for ended in &self.ends {
             if !end(connection, ended).await? {
@@ -466,6 +479,22 @@ async fn one_below(connection: &mut AnyConnection, kind: &str, key: &str) -> Res
     Ok(row.map(|row| row.try_get(0)).transpose()?)
 }
 
+/// Begins operations, unless there would be too many.
+async fn begin_all(connection: &mut AnyConnection, begins: &[Operation], at_most: &[BeginsAtMost]) -> Step<()> {
+    let Some(now_ms) = begins.iter().map(|operation| operation.begun_ms).max() else { return Ok(Ok(())) };
+    operations::count_begun(connection, begins).await?;
+    for bound in at_most {
+        if let Some(room_ms) = operations::full_until(connection, bound, now_ms).await? {
+            let (place, most) = (bound.place.clone(), bound.count);
+            return Ok(Err(Refused::TooManyOperations { place, most, room_ms }));
+        }
+    }
+    for operation in begins {
+        begin(connection, operation).await?;
+    }
+    Ok(Ok(()))
+}
+
 async fn begin(connection: &mut AnyConnection, operation: &Operation) -> Result<(), StoreError> {
     let sql = "INSERT INTO operations \
                (operation_id, resource_key, status, begun_ms, ended_ms, work, error, work_kind, due_ms, next_ms) \
@@ -562,6 +591,7 @@ fn check(batch: &Batch) -> Result<(), StoreError> {
         .chain(&batch.renews)
         .chain(batch.as_read.iter().map(|(key, _)| key))
         .chain(batch.at_most.iter().flat_map(|bound| [&bound.kind, &bound.parent]))
+        .chain(batch.begins_at_most.iter().map(|bound| &bound.place))
         .chain(batch.ends.iter().map(|ended| &ended.id));
     match operations.chain(others).find(|text| !is_text(text)) {
         Some(text) => fault(text, "it has a NUL character"),

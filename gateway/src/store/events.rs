@@ -458,9 +458,14 @@ async fn forget_oldest(connection: &mut AnyConnection, newest: i64) -> Result<()
     Ok(())
 }
 
-/// The key of a cluster's resource group.
-fn group_of(key: &str) -> &str {
+/// The key of the resource group that what has this key is in, or of its subscription if it is in none.
+pub(super) fn group_of(key: &str) -> &str {
     key.split("/providers/").next().unwrap_or_default()
+}
+
+/// The key of the subscription that what has this key is in.
+pub(super) fn subscription_of(key: &str) -> &str {
+    key.match_indices('/').nth(2).map_or(key, |(end, _)| &key[..end])
 }
 
 /// Notes that clusters go, in the batch in which they do.

@@ -2,11 +2,15 @@
 //! on. They begin and end in a [`super::batch`]; in between one process at a time has a **claim** to each, which ends
 //! by itself, so that another goes on where that process was killed.
 
+use std::collections::BTreeMap;
+
 use serde_json::Value;
-use sqlx::{Row, any::AnyRow};
+use sqlx::{AnyConnection, Row, any::AnyRow};
 
 use super::{
-    Store, StoreError, is_text,
+    Store, StoreError,
+    events::{group_of, subscription_of},
+    is_text,
     resources::{PAGE_ROWS, below},
 };
 
@@ -73,6 +77,24 @@ pub(super) const FORGET: &str = "DELETE FROM operations WHERE ended_ms < $1";
 pub(super) const WAKE: &str = "UPDATE operations SET woken = 1, next_ms = CASE WHEN claimed_by IS NULL AND next_ms > $1 \
                                THEN $2 ELSE next_ms END WHERE status = 'InProgress' AND (resource_key = $3 \
                                OR (resource_key > $4 AND resource_key < $5))";
+
+/// How many operations began at a place after an hour, and the first hour with some of them.
+pub(super) const BEGUN: &str = "SELECT CAST(COALESCE(SUM(begun), 0) AS BIGINT), MIN(since_hour) FROM operations_begun \
+                                WHERE place_key = $1 AND since_hour > $2";
+pub(super) const FORGET_BEGUN: &str = "DELETE FROM operations_begun WHERE since_hour < $1";
+const HOUR_MS: i64 = 3600 * 1000;
+/// Hours, the one that has just begun included, within which the operations that begin at a place are bounded.
+const WITHIN_HOURS: i64 = 24;
+
+/// A bound on the operations that begin at a place within 24 hours. It counts beginnings and not rows: that takes no
+/// look at the rows, and as each operation is forgotten a day after its end, it bounds them too.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BeginsAtMost {
+    /// Key of a resource group or a subscription.
+    pub place: String,
+    /// How many operations may begin there within 24 hours.
+    pub count: u64,
+}
 
 /// A statement that reads operations.
 pub(super) fn selected(rest: &str) -> String {
@@ -188,10 +210,46 @@ impl Store {
         Ok(query.execute(&self.writers).await?.rows_affected())
     }
 
-    /// Forgets operations that ended before an instant. How many.
+    /// Forgets operations that ended before an instant, and how many had begun a day and more before it. How many
+    /// operations.
     pub async fn forget_operations(&self, ended_before_ms: i64) -> Result<u64, StoreError> {
+        let hour = ended_before_ms.div_euclid(HOUR_MS);
+        sqlx::query(FORGET_BEGUN).bind(hour).execute(&self.writers).await?;
         Ok(sqlx::query(FORGET).bind(ended_before_ms).execute(&self.writers).await?.rows_affected())
     }
+}
+
+/// Counts operations that begin, at their resource groups and subscriptions.
+pub(super) async fn count_begun(connection: &mut AnyConnection, begins: &[Operation]) -> Result<(), StoreError> {
+    let mut begun: BTreeMap<(&str, i64), i64> = BTreeMap::new();
+    for operation in begins {
+        let (key, hour) = (&operation.resource, operation.begun_ms.div_euclid(HOUR_MS));
+        let (group, subscription) = (group_of(key), subscription_of(key));
+        *begun.entry((subscription, hour)).or_default() += 1;
+        if group != subscription {
+            *begun.entry((group, hour)).or_default() += 1;
+        }
+    }
+    let sql = "INSERT INTO operations_begun (place_key, since_hour, begun) VALUES ($1, $2, $3) \
+               ON CONFLICT (place_key, since_hour) DO UPDATE SET begun = operations_begun.begun + excluded.begun";
+    for ((place, hour), count) in begun {
+        sqlx::query(sql).bind(place).bind(hour).bind(count).execute(&mut *connection).await?;
+    }
+    Ok(())
+}
+
+/// Where more have begun at a place within the last 24 hours than may: when there is room again, milliseconds since
+/// 1970.
+pub(super) async fn full_until(
+    connection: &mut AnyConnection,
+    bound: &BeginsAtMost,
+    now_ms: i64,
+) -> Result<Option<i64>, StoreError> {
+    let hour = now_ms.div_euclid(HOUR_MS);
+    let row = sqlx::query(BEGUN).bind(&bound.place).bind(hour - WITHIN_HOURS).fetch_one(connection).await?;
+    let (begun, first): (i64, Option<i64>) = (row.try_get(0)?, row.try_get(1)?);
+    let is_full = begun.unsigned_abs() > bound.count;
+    Ok(is_full.then(|| (first.unwrap_or(hour) + WITHIN_HOURS) * HOUR_MS))
 }
 
 /// The word that says of what kind an operation's work is.

@@ -26,7 +26,9 @@ async fn every_question_has_an_index() {
     let others = others.chain([parts::OF, parts::LAST, parts::OTHERS, batch::BELOW]).map(str::to_owned);
     let tickets = [tickets::BY_KEY, tickets::BY_ALIAS].map(|rest| format!("SELECT sealed FROM tickets {rest}"));
     let operations = [operations::ONE, operations::WAITING].map(operations::selected).into_iter();
-    let operations = operations.chain([operations::FORGET.to_owned(), format!("{}$1", operations::NEXT)]);
+    let operations =
+        operations.chain([operations::FORGET, operations::BEGUN, operations::FORGET_BEGUN].map(str::to_owned));
+    let operations = operations.chain([format!("{}$1", operations::NEXT)]);
     let agents = [agents::one(), agents::OF_UID.to_owned(), agents::CLAIMED.to_owned()].into_iter();
     let agents = agents.chain([events::TOLD_VERSION, events::TOLD_UPGRADE].map(str::to_owned));
     let agents = agents.chain([agents::JOINED_ONE, agents::JOINED_PAGE].map(agents::joined));

@@ -2,8 +2,8 @@
 
 use gateway::store::{
     Store,
-    batch::{Batch, Ended, Expect},
-    operations::{Operation, Status},
+    batch::{Batch, Ended, Expect, Refused},
+    operations::{BeginsAtMost, Operation, Status},
 };
 use serde_json::json;
 
@@ -19,6 +19,7 @@ pub fn tests() -> Vec<(&'static str, crate::Test)> {
         one_process_has_the_claim_until_it_ends,
         work_of_another_kind_is_left_alone,
         a_clock_that_was_set_back_stops_no_operation,
+        no_more_operations_begin_within_a_day_than_may,
     ]
 }
 
@@ -118,4 +119,46 @@ async fn a_clock_that_was_set_back_stops_no_operation(place: Place) {
     let found = store.operations_waiting("delete", 10, 1).await.unwrap().remove(0);
     assert!(store.claim_operation(&found, "p", 70).await.unwrap().is_some());
     assert_eq!(store.wake_operations(10, 1_000, true).await.unwrap(), 0);
+}
+
+/// Rows of operations had no bound but time.
+async fn no_more_operations_begin_within_a_day_than_may(place: Place) {
+    const HOUR: i64 = 3600 * 1000;
+    let store = place.open().await;
+    let bound = |place: &str, count| BeginsAtMost { place: place.to_owned(), count };
+    let apply = async |id: &str, resource: &str, hour: i64| {
+        let begun = Operation { resource: resource.to_owned(), begun_ms: hour * HOUR + 7, ..operation(id) };
+        let begins_at_most = vec![bound("/subscriptions/s", 3), bound(GROUP, 2)];
+        store.apply(&Batch { begins: vec![begun], begins_at_most, ..Batch::default() }).await.unwrap()
+    };
+    let in_group = format!("{GROUP}/providers/p/t/n");
+    let full = |place: &str, most, hour: i64| {
+        Err(Refused::TooManyOperations { place: place.to_owned(), most, room_ms: hour * HOUR })
+    };
+    for (n, hour) in [100, 101].into_iter().enumerate() {
+        apply(&format!("a{n}"), &in_group, hour).await.unwrap();
+    }
+    for _ in 0..3 {
+        assert_eq!(apply("b", &in_group, 110).await, full(GROUP, 2, 124), "what is refused counts for nothing");
+    }
+    assert_eq!(store.operation("b").await.unwrap(), None);
+    // Others of the subscription have its room, until it is full too.
+    let other = format!("{GROUP}2/providers/p/t/n");
+    let elsewhere = async |id: &str| {
+        let begun = Operation { resource: other.clone(), begun_ms: 110 * HOUR, ..operation(id) };
+        let begins_at_most = vec![bound("/subscriptions/s", 3)];
+        store.apply(&Batch { begins: vec![begun], begins_at_most, ..Batch::default() }).await.unwrap()
+    };
+    elsewhere("c").await.unwrap();
+    assert_eq!(elsewhere("d").await, full("/subscriptions/s", 3, 124));
+    // A day after the first one there is room for one more.
+    assert_eq!(apply("e", &in_group, 123).await, full("/subscriptions/s", 3, 124));
+    apply("e", &in_group, 124).await.unwrap();
+    assert_eq!(apply("f", &in_group, 124).await, full("/subscriptions/s", 3, 125));
+    // What counts no longer is forgotten.
+    store.forget_operations(110 * HOUR).await.unwrap();
+    let kept = place.texts("SELECT place_key || since_hour FROM operations_begun ORDER BY place_key, since_hour").await;
+    let expected = "/subscriptions/s110 /subscriptions/s124 GROUP124 GROUP2110".replace("GROUP", GROUP);
+    assert_eq!(kept.join(" "), expected);
+    assert_eq!(apply("f", &in_group, 150).await.map(drop), Ok(()));
 }

@@ -1184,7 +1184,7 @@ async fn g13_assignment_of_many_values_is_written_and_read_as_any_other() {
 #[tokio::test]
 async fn g13_what_an_assignment_makes_counts_to_the_quota_of_its_group() {
     // Three clusters, the assignment, and for two of these clusters Flux and the configuration.
-    let group = Quota { resources: 8, mib: 256 };
+    let group = Quota { resources: 8, ..Quotas::default().group };
     let site = site_with(&["a", "b", "c"], Quotas { group, ..Quotas::default() }).await;
     site.wants("all", wanted(json!({}))).await;
     site.roll().await;
@@ -1206,7 +1206,7 @@ async fn g13_what_an_assignment_makes_counts_to_the_quota_of_its_group() {
 #[tokio::test]
 async fn g13_a_full_group_pauses_no_rollout() {
     // Four clusters, the assignment, and for one of these clusters Flux and the configuration.
-    let group = Quota { resources: 7, mib: 256 };
+    let group = Quota { resources: 7, ..Quotas::default().group };
     let clusters = ["a", "b", "c", "d"];
     let site = site_with(&clusters, Quotas { group, ..Quotas::default() }).await;
     site.wants("all", wanted(json!({"maxConcurrentPercent": 25, "maxFailures": 0}))).await;
