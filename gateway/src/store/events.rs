@@ -1,18 +1,20 @@
 //! What happens to clusters, as events: created, another status, deleted. They are numbered without a gap
 //! in the order in which they become visible, and kept, so many at most; who follows asks for those behind a number.
 //!
-//! Each resource group keeps a share of them, so that clusters which come and go in one do not push out the events of all
-//! others. What a group is over its share it loses of its own, the oldest first.
+//! Each resource group keeps a share of them, so that clusters which come and go in one do not push out the events of
+//! all others. What a group is over its share it loses of its own, the oldest first. Beyond all that are kept, the
+//! subscription with most of them loses its oldest: one tenant may have many groups. How many there are of each is
+//! counted, so that nobody looks through the events for that.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 
 use serde_json::Value;
 use sqlx::{AnyConnection, Row, any::AnyRow};
 
-use super::{Store, StoreError, Together, is_text, pool::in_time, resources::below};
+use super::{Backend, Store, StoreError, Together, is_text, pool::in_time, resources::below};
 use crate::store::agents::OFFLINE_AFTER_MS;
 
-/// Events that are kept. The oldest are forgotten.
+/// Events that are kept. Of more than that, the subscription with most of them loses its oldest.
 pub const KEPT: i64 = 100_000;
 /// Events that are kept of one resource group: ten thousand clusters that go away and come back are less.
 pub const KEPT_OF_GROUP: i64 = KEPT / 4;
@@ -120,13 +122,18 @@ const COLUMNS: &str = "SELECT number, resource_key, id, kind, at_ms, status, bef
 pub(super) const BEHIND: &str = "WHERE number > $1 ORDER BY number LIMIT $2";
 pub(super) const OF_CLUSTER: &str = "WHERE resource_key = $3 AND number > $1 ORDER BY number LIMIT $2";
 pub(super) const OF_GROUP: &str = "WHERE group_key = $3 AND number > $1 ORDER BY number LIMIT $2";
-/// The oldest event, the newest but some, and the same of a resource group.
+/// The oldest event, and some of the oldest of a resource group and of a subscription.
 pub(super) const OLDEST: &str = "SELECT number FROM events ORDER BY number LIMIT 1";
-pub(super) const NTH_NEWEST: &str = "SELECT number FROM events ORDER BY number DESC LIMIT 1 OFFSET $1";
-pub(super) const NTH_NEWEST_OF_GROUP: &str =
-    "SELECT number FROM events WHERE group_key = $1 ORDER BY number DESC LIMIT 1 OFFSET $2";
-/// Those that a replica of the version before wrote, which knows of no groups.
-pub(super) const OF_NO_GROUP: &str = "WHERE group_key = '' ORDER BY number LIMIT $1";
+pub(super) const OLDEST_OF_GROUP: &str =
+    "SELECT number, group_key FROM events WHERE group_key = $1 ORDER BY number LIMIT $2";
+pub(super) const OLDEST_OF_SUBSCRIPTION: &str =
+    "SELECT number, group_key FROM events WHERE subscription_key = $1 ORDER BY number LIMIT $2";
+/// Those that a replica of the version before wrote, which knows of no subscriptions.
+pub(super) const OF_NO_SUBSCRIPTION: &str = "SELECT number FROM events WHERE subscription_key = '' LIMIT 1";
+/// What is counted of a resource group, and of a subscription.
+pub(super) const COUNTED_OF_GROUP: &str = "SELECT kept, forgotten FROM event_groups WHERE group_key = $1";
+pub(super) const COUNTED_OF_SUBSCRIPTION: &str =
+    "SELECT kept, forgotten FROM event_subscriptions WHERE subscription_key = $1";
 
 /// What was told last of a cluster's agents. Nobody is told that a version fits before it did not.
 pub(super) const TOLD_VERSION: &str = "SELECT r.id, COALESCE(a.told_version, 'Current') FROM agents a \
@@ -164,7 +171,7 @@ fn is_untold() -> String {
     let status = untold("a.agentless", "");
     format!(
         "SELECT n.newest, CAST(CASE WHEN EXISTS (SELECT 1 FROM departed) \
-         OR EXISTS (SELECT 1 FROM events WHERE group_key = '') OR EXISTS ({status}) THEN 1 ELSE 0 END AS BIGINT) \
+         OR EXISTS ({OF_NO_SUBSCRIPTION}) OR EXISTS ({status}) THEN 1 ELSE 0 END AS BIGINT) \
          FROM event_numbers n"
     )
 }
@@ -211,11 +218,11 @@ impl Store {
         let connection = together.connection();
         let sql = "UPDATE event_numbers SET newest = newest RETURNING newest";
         let before: i64 = sqlx::query(sql).fetch_one(&mut *connection).await?.try_get(0)?;
-        let (mut newest, mut groups) = (before, BTreeSet::new());
+        let (mut newest, mut told_of) = (before, BTreeMap::new());
         for mut event in departures(&mut *connection, now_ms).await? {
             newest += 1;
             event.number = newest;
-            groups.insert(group_of(&event.key).to_owned());
+            *told_of.entry(group_of(&event.key).to_owned()).or_default() += 1;
             put(&mut *connection, &event).await?;
         }
         let columns = format!("a.resource_key, r.id, a.told_status, {STATUS} AS status");
@@ -234,7 +241,7 @@ impl Store {
             sqlx::query(sql).bind(&status).bind(now_ms).bind(&key).execute(&mut *connection).await?;
             let kind = if told.is_some() { Kind::Connectivity } else { Kind::Created };
             let id = row.try_get("id")?;
-            groups.insert(group_of(&key).to_owned());
+            *told_of.entry(group_of(&key).to_owned()).or_default() += 1;
             let event = Event {
                 number: newest,
                 key,
@@ -247,12 +254,8 @@ impl Store {
             };
             put(&mut *connection, &event).await?;
         }
-        group(&mut *connection).await?;
         sqlx::query("UPDATE event_numbers SET newest = $1").bind(newest).execute(&mut *connection).await?;
-        for group in &groups {
-            forget_over_share(&mut *connection, group).await?;
-        }
-        forget_oldest(&mut *connection, newest).await?;
+        self.keep_shares(&mut *connection, told_of).await?;
         together.commit().await?;
         usize::try_from(newest - before).map_err(|_| broken("the newest number"))
     }
@@ -309,8 +312,8 @@ impl Store {
             detail: Some(told.detail.clone()),
         };
         put(&mut *connection, &event).await?;
-        forget_over_share(&mut *connection, group_of(key)).await?;
         sqlx::query("UPDATE event_numbers SET newest = $1").bind(number).execute(&mut *connection).await?;
+        self.keep_shares(&mut *connection, BTreeMap::from([(group_of(key).to_owned(), 1)])).await?;
         together.commit().await?;
         Ok(true)
     }
@@ -362,8 +365,8 @@ impl Store {
         Ok(sqlx::query("SELECT newest FROM event_numbers").fetch_one(&self.readers).await?.try_get(0)?)
     }
 
-    /// The number up to which events may have been forgotten, of a group also for its share. Of a group that has as many
-    /// as it keeps nobody knows whether it had more.
+    /// The number up to which events may have been forgotten, of a group also for its share and for that of its
+    /// subscription.
     ///
     /// # Errors
     /// When the database cannot be read.
@@ -378,10 +381,54 @@ impl Store {
         if !is_text(group) {
             return Ok(before_all);
         }
-        let query = sqlx::query(NTH_NEWEST_OF_GROUP).bind(group).bind(KEPT_OF_GROUP - 1);
-        match query.fetch_optional(&self.readers).await? {
-            Some(row) => Ok(before_all.max(row.try_get::<i64, _>(0)? - 1)),
-            None => Ok(before_all),
+        let mut forgotten = before_all;
+        for (sql, key) in [(COUNTED_OF_GROUP, group), (COUNTED_OF_SUBSCRIPTION, subscription_of(group))] {
+            if let Some(row) = sqlx::query(sql).bind(key).fetch_optional(&self.readers).await? {
+                forgotten = forgotten.max(row.try_get("forgotten")?);
+            }
+        }
+        Ok(forgotten)
+    }
+
+    /// Counts what was told of resource groups, and forgets what is then over the shares. Whoever calls it has the lock
+    /// of those who tell, so that nobody else counts meanwhile.
+    async fn keep_shares(
+        &self,
+        connection: &mut AnyConnection,
+        told_of: BTreeMap<String, i64>,
+    ) -> Result<(), StoreError> {
+        let mut groups: BTreeSet<String> = told_of.keys().cloned().collect();
+        if sqlx::query(OF_NO_SUBSCRIPTION).fetch_optional(&mut *connection).await?.is_some() {
+            // What a replica of the version before told, it did not count, and neither what it forgot.
+            sqlx::raw_sql(self.named()).execute(&mut *connection).await?;
+            groups.extend(recount(connection).await?);
+        } else {
+            for (group, count) in told_of {
+                let subscription = subscription_of(&group);
+                sqlx::query(COUNT_GROUP).bind(&group).bind(count).execute(&mut *connection).await?;
+                sqlx::query(COUNT_SUBSCRIPTION).bind(subscription).bind(count).execute(&mut *connection).await?;
+            }
+        }
+        for group in &groups {
+            forget_over_share(&mut *connection, group).await?;
+        }
+        forget_over_all(connection).await
+    }
+
+    /// The statement that gives events their group and subscription that have none.
+    fn named(&self) -> &'static str {
+        match self.backend {
+            Backend::Sqlite => {
+                "UPDATE events SET \
+                 group_key = substr(resource_key, 1, instr(resource_key || '/providers/', '/providers/') - 1), \
+                 subscription_key = substr(resource_key, 1, 14 + instr(substr(resource_key, 16) || '/', '/')) \
+                 WHERE subscription_key = ''"
+            }
+            Backend::Postgres => {
+                "UPDATE events SET group_key = split_part(resource_key, '/providers/', 1), \
+                 subscription_key = '/subscriptions/' || split_part(resource_key, '/', 3) \
+                 WHERE subscription_key = ''"
+            }
         }
     }
 
@@ -423,39 +470,107 @@ async fn departures(connection: &mut AnyConnection, now_ms: i64) -> Result<Vec<E
     Ok(events)
 }
 
-/// Gives events their group that have none.
-async fn group(connection: &mut AnyConnection) -> Result<(), StoreError> {
-    let query = sqlx::query(sqlx::AssertSqlSafe(selected(OF_NO_GROUP))).bind(AT_ONCE);
-    let rows = query.fetch_all(&mut *connection).await?;
+const FORGET_OF_GROUP: &str = "DELETE FROM events WHERE group_key = $1 AND number <= $2";
+const FORGET_OF_SUBSCRIPTION: &str = "DELETE FROM events WHERE subscription_key = $1 AND number <= $2";
+/// One more row of what is counted, or more of one.
+const COUNT_GROUP: &str = "INSERT INTO event_groups (group_key, kept, forgotten) VALUES ($1, $2, 0) \
+                           ON CONFLICT (group_key) DO UPDATE SET kept = event_groups.kept + excluded.kept";
+const COUNT_SUBSCRIPTION: &str = "INSERT INTO event_subscriptions (subscription_key, kept, forgotten) \
+                                  VALUES ($1, $2, 0) ON CONFLICT (subscription_key) \
+                                  DO UPDATE SET kept = event_subscriptions.kept + excluded.kept";
+
+/// Counts all events anew. Returns the resource groups that have more than their share.
+async fn recount(connection: &mut AnyConnection) -> Result<Vec<String>, StoreError> {
+    sqlx::raw_sql("DELETE FROM event_groups; UPDATE event_subscriptions SET kept = 0")
+        .execute(&mut *connection)
+        .await?;
+    let sql = "SELECT subscription_key, group_key, CAST(COUNT(*) AS BIGINT), MIN(number) FROM events \
+               GROUP BY subscription_key, group_key";
+    let rows = sqlx::query(sql).fetch_all(&mut *connection).await?;
+    let mut over = Vec::new();
     for row in &rows {
-        let Event { number, key, .. } = event(row)?;
-        let sql = "UPDATE events SET group_key = $1 WHERE number = $2";
-        sqlx::query(sql).bind(group_of(&key)).bind(number).execute(&mut *connection).await?;
+        let (subscription, group): (String, String) = (row.try_get(0)?, row.try_get(1)?);
+        let (kept, first): (i64, i64) = (row.try_get(2)?, row.try_get(3)?);
+        // Of a group that has as many as it keeps nobody knows whether it had more.
+        let forgotten = if kept < KEPT_OF_GROUP { 0 } else { first - 1 };
+        let sql = "INSERT INTO event_groups (group_key, kept, forgotten) VALUES ($1, $2, $3)";
+        sqlx::query(sql).bind(&group).bind(kept).bind(forgotten).execute(&mut *connection).await?;
+        sqlx::query(COUNT_SUBSCRIPTION).bind(subscription).bind(kept).execute(&mut *connection).await?;
+        if kept > KEPT_OF_GROUP {
+            over.push(group);
+        }
     }
-    Ok(())
+    Ok(over)
 }
 
 /// Forgets the oldest events of a resource group that has more than its share.
 async fn forget_over_share(connection: &mut AnyConnection, group: &str) -> Result<(), StoreError> {
-    let query = sqlx::query(NTH_NEWEST_OF_GROUP).bind(group).bind(KEPT_OF_GROUP - 1);
-    let Some(row) = query.fetch_optional(&mut *connection).await? else { return Ok(()) };
-    let oldest: i64 = row.try_get(0)?;
-    let sql = "DELETE FROM events WHERE group_key = $1 AND number < $2";
-    sqlx::query(sql).bind(group).bind(oldest).execute(connection).await?;
+    let row = sqlx::query(COUNTED_OF_GROUP).bind(group).fetch_optional(&mut *connection).await?;
+    let kept: i64 = row.map(|row| row.try_get("kept")).transpose()?.unwrap_or_default();
+    if kept <= KEPT_OF_GROUP {
+        return Ok(());
+    }
+    let oldest =
+        sqlx::query(OLDEST_OF_GROUP).bind(group).bind(kept - KEPT_OF_GROUP).fetch_all(&mut *connection).await?;
+    let Some(last) = forget(connection, FORGET_OF_GROUP, group, &oldest).await? else { return Ok(()) };
+    let sql = "UPDATE event_groups SET forgotten = $1 WHERE group_key = $2";
+    sqlx::query(sql).bind(last).bind(group).execute(connection).await?;
     Ok(())
 }
 
-/// Forgets the oldest events of all, if there are more than are kept. Numbers say that there are not, most often.
-async fn forget_oldest(connection: &mut AnyConnection, newest: i64) -> Result<(), StoreError> {
-    let Some(row) = sqlx::query(OLDEST).fetch_optional(&mut *connection).await? else { return Ok(()) };
-    if newest - row.try_get::<i64, _>(0)? < KEPT {
-        return Ok(());
+/// Forgets the oldest events of the subscriptions that have most, if there are more events than are kept.
+async fn forget_over_all(connection: &mut AnyConnection) -> Result<(), StoreError> {
+    let rows =
+        sqlx::query("SELECT subscription_key, kept FROM event_subscriptions").fetch_all(&mut *connection).await?;
+    let counted = rows.iter().map(|row| Ok::<(i64, String), StoreError>((row.try_get(1)?, row.try_get(0)?)));
+    let counted = counted.collect::<Result<_, _>>()?;
+    for (subscription, over) in over_all(counted) {
+        let query = sqlx::query(OLDEST_OF_SUBSCRIPTION).bind(&subscription).bind(over);
+        let oldest = query.fetch_all(&mut *connection).await?;
+        let Some(last) = forget(connection, FORGET_OF_SUBSCRIPTION, &subscription, &oldest).await? else { continue };
+        let sql = "UPDATE event_subscriptions SET forgotten = $1 WHERE subscription_key = $2";
+        sqlx::query(sql).bind(last).bind(&subscription).execute(&mut *connection).await?;
     }
-    let nth = sqlx::query(NTH_NEWEST).bind(KEPT - 1).fetch_optional(&mut *connection).await?;
-    let Some(row) = nth else { return Ok(()) };
-    let oldest: i64 = row.try_get(0)?;
-    sqlx::query("DELETE FROM events WHERE number < $1").bind(oldest).execute(connection).await?;
     Ok(())
+}
+
+/// How many events each subscription loses of these, so that no more than [`KEPT`] are left: whichever has most loses
+/// one more, until there are no more.
+fn over_all(counted: Vec<(i64, String)>) -> BTreeMap<String, i64> {
+    let all: i64 = counted.iter().map(|(kept, _)| kept).sum();
+    let (mut heaviest, mut over) = (BinaryHeap::from(counted), BTreeMap::new());
+    for _ in KEPT..all {
+        let Some((kept, subscription)) = heaviest.pop() else { break };
+        *over.entry(subscription.clone()).or_default() += 1;
+        heaviest.push((kept - 1, subscription));
+    }
+    over
+}
+
+/// Forgets the oldest events of a place, which were read with their groups, by a statement with the place's key. The
+/// number of the last one.
+async fn forget(
+    connection: &mut AnyConnection,
+    sql: &'static str,
+    key: &str,
+    oldest: &[AnyRow],
+) -> Result<Option<i64>, StoreError> {
+    let Some(last) = oldest.last() else { return Ok(None) };
+    let last: i64 = last.try_get(0)?;
+    sqlx::query(sql).bind(key).bind(last).execute(&mut *connection).await?;
+    let mut of_groups = BTreeMap::<String, i64>::new();
+    for row in oldest {
+        *of_groups.entry(row.try_get(1)?).or_default() += 1;
+    }
+    for (group, count) in of_groups {
+        let subscription = subscription_of(&group);
+        sqlx::query(COUNT_GROUP).bind(&group).bind(-count).execute(&mut *connection).await?;
+        sqlx::query(COUNT_SUBSCRIPTION).bind(subscription).bind(-count).execute(&mut *connection).await?;
+        // What the last one of a group was lost with, its subscription remembers.
+        let sql = "DELETE FROM event_groups WHERE group_key = $1 AND kept <= 0";
+        sqlx::query(sql).bind(&group).execute(&mut *connection).await?;
+    }
+    Ok(Some(last))
 }
 
 /// The key of the resource group that what has this key is in, or of its subscription if it is in none.
@@ -480,8 +595,9 @@ pub(super) async fn depart(connection: &mut AnyConnection, revision: i64, key: &
 }
 
 async fn put(connection: &mut AnyConnection, event: &Event) -> Result<(), StoreError> {
-    let sql = "INSERT INTO events (number, resource_key, id, kind, at_ms, status, before, group_key, detail) \
-               VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)";
+    let sql = "INSERT INTO events \
+               (number, resource_key, id, kind, at_ms, status, before, group_key, detail, subscription_key) \
+               VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)";
     sqlx::query(sql)
         .bind(event.number)
         .bind(&event.key)
@@ -492,6 +608,7 @@ async fn put(connection: &mut AnyConnection, event: &Event) -> Result<(), StoreE
         .bind(event.before.as_deref())
         .bind(group_of(&event.key))
         .bind(event.detail.as_ref().map(Value::to_string))
+        .bind(subscription_of(&event.key))
         .execute(connection)
         .await?;
     Ok(())

@@ -38,9 +38,11 @@ async fn every_question_has_an_index() {
     let windows = windows.map(|beside| resources::weighed(beside, resources::WINDOW)).into_iter();
     let windows = windows.chain([resources::weighed(Beside::Nothing, resources::WINDOW_OF_CHILDREN)]);
     let agents = agents.chain(windows);
-    let events = [events::BEHIND, events::OF_CLUSTER, events::OF_GROUP, events::OF_NO_GROUP];
+    let events = [events::BEHIND, events::OF_CLUSTER, events::OF_GROUP];
     let events = events.map(events::selected).into_iter();
-    let events = events.chain([events::NTH_NEWEST_OF_GROUP.to_owned()]);
+    let shares = [events::OLDEST_OF_GROUP, events::OLDEST_OF_SUBSCRIPTION, events::OF_NO_SUBSCRIPTION];
+    let shares = shares.into_iter().chain([events::COUNTED_OF_GROUP, events::COUNTED_OF_SUBSCRIPTION]);
+    let events = events.chain(shares.map(str::to_owned));
     let events = events.chain(["LIMIT 1", "ORDER BY a.resource_key LIMIT 5"].map(|rest| events::untold("r.id", rest)));
     for sql in selected.into_iter().chain(others).chain(tickets).chain(operations).chain(agents).chain(events) {
         let plain = (1..=5).fold(sql.clone(), |sql, n| sql.replace(&format!("${n}"), "1"));

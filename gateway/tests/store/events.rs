@@ -26,6 +26,7 @@ pub fn tests() -> Vec<(&'static str, crate::Test)> {
         c8_two_replicas_tell_each_change_once,
         c8_a_webhook_goes_on_where_it_was,
         c8_a_group_has_a_share_of_the_events_that_are_kept,
+        c8_a_subscription_with_most_events_gives_way_to_others,
     ]
 }
 
@@ -213,24 +214,75 @@ async fn c8_two_replicas_tell_each_change_once(place: Place) {
     assert_eq!(keys.len(), 600);
 }
 
+/// Puts events of a group into the store, as if they had been told. The number of the last one.
+async fn many(place: &Place, group: &str, first: i64, count: i64) -> i64 {
+    let last = first + count - 1;
+    let sql = format!(
+        "INSERT INTO events (number, resource_key, id, kind, at_ms, group_key) \
+         WITH RECURSIVE n(i) AS (SELECT {first} UNION ALL SELECT i + 1 FROM n WHERE i < {last}) \
+         SELECT i, '{group}/providers/p/c/x', 'x', 'deleted', 1, '{group}' FROM n; \
+         UPDATE event_numbers SET newest = {last}"
+    );
+    place.sql(&sql).await;
+    last
+}
+
+/// Four groups of one tenant took all events that are kept, and pushed out what others were still to be told.
+async fn c8_a_subscription_with_most_events_gives_way_to_others(place: Place) {
+    let store = place.with_group().await;
+    let elsewhere = |made: Stored| {
+        let other = |text: String| text.replace("/subscriptions/s/", "/subscriptions/t/");
+        Stored { key: other(made.key), id: other(made.id), parent: other(made.parent), ..made }
+    };
+    store.put(&elsewhere(crate::place::group("g")), Expect::Absent).await.unwrap().unwrap();
+    let quiet = elsewhere(keyed("quiet", "MII=")).key;
+    let of_quiet = async || -> Vec<i64> {
+        let events = store.events(Of::Cluster(&quiet), 0, 10).await.unwrap();
+        events.into_iter().map(|event| event.number).collect()
+    };
+    store.put(&elsewhere(keyed("quiet", "MII=")), Expect::Absent).await.unwrap().unwrap();
+    store.tell(DAY).await.unwrap();
+    let mut last = 1;
+    for n in 0..KEPT / KEPT_OF_GROUP {
+        last = many(&place, &format!("{GROUP}-{n}"), last + 1, KEPT_OF_GROUP).await;
+    }
+    // The subscription that has nearly all gives way, to the other one and to itself.
+    store.seen(std::slice::from_ref(&quiet), DAY).await.unwrap();
+    store.put(&keyed("a", "MII="), Expect::Absent).await.unwrap().unwrap();
+    assert_eq!(store.tell(DAY).await.unwrap(), 2);
+    assert_eq!(of_quiet().await.len(), 2);
+    let kept = async || place.texts("SELECT CAST(COUNT(*) AS TEXT) FROM events").await;
+    assert_eq!(kept().await, [KEPT.to_string()]);
+    let first_of = |n: i64| 2 + n * KEPT_OF_GROUP;
+    let oldest = async |of: Of<'_>| store.events(of, 0, 1).await.unwrap().first().map(|event| event.number);
+    assert_eq!(oldest(Of::Group(&format!("{GROUP}-0"))).await, Some(first_of(0) + 3));
+    assert_eq!(oldest(Of::Group(&format!("{GROUP}-1"))).await, Some(first_of(1)));
+    // Its own followers may have missed some, and those of the other one have not.
+    let forgotten = async |of: Of<'_>| store.forgotten(of).await.unwrap();
+    assert_eq!(forgotten(Of::Group(&format!("{GROUP}-0"))).await, first_of(0) + 2);
+    assert_eq!((forgotten(Of::Cluster(&key("a"))).await, forgotten(Of::Cluster(&quiet)).await), (first_of(0) + 2, 0));
+    // Each further one takes the place of one, also where a replica of the version before told meanwhile and counted
+    // none.
+    store.seen(&[key("a")], DAY).await.unwrap();
+    store.tell(DAY).await.unwrap();
+    many(&place, &format!("{GROUP}-9"), last + 4, 5).await;
+    store.tell(DAY).await.unwrap();
+    assert_eq!((kept().await, of_quiet().await.len()), (vec![KEPT.to_string()], 2));
+    assert_eq!(oldest(Of::Group(&format!("{GROUP}-0"))).await, Some(first_of(0) + 9));
+    let counted = "SELECT CAST(SUM(kept) AS TEXT) FROM event_";
+    for table in ["groups", "subscriptions"] {
+        assert_eq!(place.texts(&format!("{counted}{table}")).await, [KEPT.to_string()]);
+    }
+    assert_eq!(place.texts("SELECT group_key FROM event_groups").await.len(), 7);
+}
+
 /// Clusters that came and went in one group pushed out what others were still to be told.
 async fn c8_a_group_has_a_share_of_the_events_that_are_kept(place: Place) {
     let store = place.with_group().await;
     let quiet = format!("{GROUP}-quiet");
-    let many = async |group: &str, first: i64, count: i64| {
-        let last = first + count - 1;
-        let sql = format!(
-            "INSERT INTO events (number, resource_key, id, kind, at_ms, group_key) \
-             WITH RECURSIVE n(i) AS (SELECT {first} UNION ALL SELECT i + 1 FROM n WHERE i < {last}) \
-             SELECT i, '{group}/providers/p/c/x', 'x', 'deleted', 1, '{group}' FROM n; \
-             UPDATE event_numbers SET newest = {last}"
-        );
-        place.sql(&sql).await;
-        last
-    };
     let oldest = async |of: Of<'_>| store.events(of, 0, 1).await.unwrap().first().map(|event| event.number);
-    many(&quiet, 1, 1).await;
-    let mut last = many(GROUP, 2, KEPT_OF_GROUP).await;
+    many(&place, &quiet, 1, 1).await;
+    let mut last = many(&place, GROUP, 2, KEPT_OF_GROUP).await;
     store.put(&keyed("a", "MII="), Expect::Absent).await.unwrap().unwrap();
     store.tell(DAY).await.unwrap();
     last += 1;
@@ -242,7 +294,7 @@ async fn c8_a_group_has_a_share_of_the_events_that_are_kept(place: Place) {
     assert_eq!((forgotten(Of::Group(&quiet)).await, forgotten(Of::All).await), (0, 0));
     // Where many have their share, the oldest of all go.
     for n in 0..KEPT / KEPT_OF_GROUP - 1 {
-        last = many(&format!("{GROUP}-{n}"), last + 1, KEPT_OF_GROUP).await;
+        last = many(&place, &format!("{GROUP}-{n}"), last + 1, KEPT_OF_GROUP).await;
     }
     assert_eq!(oldest(Of::All).await, Some(1), "one more than are kept");
     store.seen(&[key("a")], DAY).await.unwrap();
