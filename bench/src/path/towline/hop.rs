@@ -6,6 +6,7 @@ use std::{
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     process::Command,
+    sync::atomic::{AtomicU32, Ordering},
 };
 
 use anyhow::{Context, ensure};
@@ -102,9 +103,21 @@ fn one_tunnel(config: &Path) -> anyhow::Result<PathBuf> {
     Ok(file)
 }
 
-/// An address for those who are beside one another, that was free a moment ago.
+/// An address that was free a moment ago, for programs that share a machine. The kernel gives outgoing connections
+/// ports from 32768 on, so one of that range could be taken before its program listens. This one is below that range,
+/// and below the ports that `towline dev` picks from.
 fn free() -> anyhow::Result<String> {
-    Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.to_string())
+    const FIRST: u32 = 11_000;
+    const COUNT: u32 = 7_000;
+    static NUMBER: AtomicU32 = AtomicU32::new(0);
+    // Each port is given once in a process, and other processes begin elsewhere.
+    let begin = std::process::id().wrapping_mul(2_741);
+    let mut ports = (0..COUNT).map(|_| begin.wrapping_add(NUMBER.fetch_add(1, Ordering::Relaxed)) % COUNT + FIRST);
+    let free = ports.find_map(|port| {
+        let address = format!("127.0.0.1:{port}");
+        TcpListener::bind(&address).ok().map(|_| address)
+    });
+    free.context("no free port at 127.0.0.1")
 }
 
 impl Database {
@@ -165,5 +178,13 @@ mod tests {
             assert_ne!(one[section], other[section], "{section}");
         }
         assert!(config(Table::new(), "a", ["p", "a", "r"]).is_err());
+    }
+
+    // An outgoing connection may take a port of the ephemeral range before the program listens at it.
+    #[test]
+    fn free_ports_differ_and_are_below_those_of_outgoing_connections() {
+        let ports: Vec<_> = (0..3).map(|_| free().unwrap().parse::<std::net::SocketAddr>().unwrap().port()).collect();
+        assert!(ports.iter().all(|port| (11_000..18_000).contains(port)), "{ports:?}");
+        assert!(ports[0] != ports[1] && ports[1] != ports[2] && ports[0] != ports[2], "{ports:?}");
     }
 }
