@@ -33,6 +33,8 @@ struct Target {
     /// What the ratio is to: a path, the floor if it is not said, or `nothing`, when the limit is of the figure itself.
     #[serde(default = "floor")]
     to: String,
+    /// The scenario of what the ratio is to, where it is another one.
+    to_scenario: Option<String>,
     /// A path whose figure is taken off both first: what is added over it is compared.
     over: Option<String>,
     at_most: Option<f64>,
@@ -157,12 +159,17 @@ impl Target {
     fn needs(&self) -> Vec<Need> {
         let mut pairs = vec![(&self.scenario, Some(&self.path)), (&self.scenario, self.over.as_ref())];
         if self.to != "nothing" {
-            pairs.push((&self.scenario, Some(&self.to)));
+            pairs.push((self.to_scenario(), Some(&self.to)));
+            pairs.push((self.to_scenario(), self.over.as_ref()));
         }
         let need = |(scenario, path): (&String, Option<&String>)| {
             Some(Need { scenario: scenario.clone(), path: path?.clone() })
         };
         pairs.into_iter().filter_map(need).collect()
+    }
+
+    fn to_scenario(&self) -> &String {
+        self.to_scenario.as_ref().unwrap_or(&self.scenario)
     }
 
     fn name(&self) -> anyhow::Result<String> {
@@ -174,7 +181,8 @@ impl Target {
         };
         let over = self.over.as_ref().map(|over| format!(" over {over}")).unwrap_or_default();
         let to = if to == "nothing" { String::new() } else { format!(" x {to}") };
-        Ok(format!("{scenario} {path} {figure}{over} {limit}{to}"))
+        let of = self.to_scenario.as_ref().map(|of| format!(" of {of}")).unwrap_or_default();
+        Ok(format!("{scenario} {path} {figure}{over} {limit}{to}{of}"))
     }
 
     fn judge(&self, run: &Run) -> anyhow::Result<(Judgement, String)> {
@@ -222,11 +230,11 @@ impl Target {
     /// What is compared with the limit; otherwise why there is none. A ratio is taken in each repeat, for what the
     /// machine did meanwhile fell on both alike, and not on all repeats.
     fn measured(&self, run: &Run, figure: &Figure) -> Result<Middle, String> {
-        let this = self.added(run, figure, &self.path)?;
+        let this = self.added(run, figure, &self.scenario, &self.path)?;
         let compared: Vec<f64> = if self.to == "nothing" {
             this.into_iter().map(|(_, value)| value).collect()
         } else {
-            let that = self.added(run, figure, &self.to)?;
+            let that = self.added(run, figure, self.to_scenario(), &self.to)?;
             // What adds nothing cannot be a measure.
             if let Some((_, least)) = that.iter().find(|(_, value)| *value <= 0.0) {
                 return Err(format!("{} has {} to compare with", self.to, short(*least)));
@@ -241,8 +249,7 @@ impl Target {
 
     /// The figure of each repeat, less that of the path that it is over in the same repeat: a host that was twice as
     /// quick in one of them was so for both.
-    fn added(&self, run: &Run, figure: &Figure, path: &str) -> Result<Vec<(u32, f64)>, String> {
-        let scenario = &self.scenario;
+    fn added(&self, run: &Run, figure: &Figure, scenario: &str, path: &str) -> Result<Vec<(u32, f64)>, String> {
         let enough = |path: &str| {
             let why = why_not(run, scenario, path);
             match repeats(run, scenario, path, figure) {
@@ -349,6 +356,20 @@ mod tests {
             &["path = \"h2\"\nto = \"nothing\"\nat_most = 130", "path = \"h2\"\nto = \"nothing\"\nat_most = 129"],
         );
         assert!(seen.unwrap().text().ends_with("1 hold, 1 missed, 0 not measured"));
+    }
+
+    #[test]
+    fn t11_a_ratio_can_be_to_a_path_in_another_scenario() {
+        let mut run = five();
+        let mut other = run_of(&[("h2", &[100; 5])]).records;
+        other.iter_mut().for_each(|record| "get-1".clone_into(&mut record.scenario));
+        run.records.extend(other);
+        let target = "path = \"h2\"\nto = \"h2\"\nto_scenario = \"get-1\"\nat_most = 1.3";
+        let seen = verdict(&run, &[target]).unwrap();
+        let text = "get-64 h2 p99_us at most 1.3 x h2 of get-1: 1.300 [1.300 .. 1.300]\n";
+        assert!(seen.holds() && seen.text().contains(text), "{}", seen.text());
+        let seen = verdict(&five(), &[target]).unwrap();
+        assert!(!seen.holds() && seen.text().contains("no get-1 h2 in this run"), "{}", seen.text());
     }
 
     #[test]
