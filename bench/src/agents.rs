@@ -17,6 +17,7 @@ use agent::{
     roles::{
         Roles,
         echo::{self, Echo},
+        kube_aad_proxy,
         serve::Server,
     },
     tunnel::{Tunnels, connect::Connector, status::StatusBoard},
@@ -43,6 +44,9 @@ const SCOPE: &str = "/subscriptions/00000000-0000-0000-0000-00000000be2c/resourc
 pub struct Plan {
     /// `https://host:port` of the gateway.
     pub gateway: String,
+    /// Those of other gateways on the same store. Each agent has tunnels to two of all these.
+    #[serde(default)]
+    pub others: Vec<String>,
     /// The authority of its certificate.
     pub ca: PathBuf,
     /// Folder of the authority that agents' certificates come from.
@@ -61,7 +65,7 @@ pub struct Plan {
 }
 
 /// Every further line.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Ask {
     /// Tell once all have a tunnel that was made since they were started or lost; at the latest after this many
     /// seconds.
@@ -73,6 +77,15 @@ pub enum Ask {
     Lost,
     /// Tell who has a tunnel now.
     Now,
+    /// Tell once all have tunnels to two gateways; at the latest after this many seconds.
+    Two {
+        /// The name of a gateway to which a tunnel does not count, because it was killed.
+        but: Option<String>,
+        /// Longest wait, in seconds.
+        within: f64,
+    },
+    /// Tell the numbers of those without a tunnel to the gateway of this name.
+    Without(String),
 }
 
 /// Clusters of a fleet, at most: a gateway's configuration is at most a megabyte. Where there are more agents, some
@@ -113,6 +126,10 @@ pub async fn main() -> anyhow::Result<()> {
                 told::tell(&Outcome::default())?;
             }
             Ask::Now => told::tell(&board.now())?,
+            Ask::Two { but, within } => {
+                told::tell(&board.two(but.as_deref(), Duration::from_secs_f64(within)).await)?;
+            }
+            Ask::Without(name) => told::tell(&board.without(&name))?,
         }
     }
     tasks.abort();
@@ -128,9 +145,11 @@ fn make(plan: &Plan) -> anyhow::Result<Vec<Member>> {
 
 fn member(plan: &Plan, authority: &Authority, number: u32) -> anyhow::Result<Member> {
     let files = identity(&plan.dir, authority, number)?;
-    let config = config(plan, &files)?;
+    let config = config(plan, &files, number)?;
     let connector = Connector::new(&config, &Identities::default())?;
-    let server = Server::new(Roles::new(vec![echo::ENTRY.named(Arc::new(Echo))]), config.streams_max);
+    // There is no apiserver: users are sent back what they send.
+    let roles = [&echo::ENTRY, &kube_aad_proxy::ENTRY].map(|entry| entry.named(Arc::new(Echo)));
+    let server = Server::new(Roles::new(roles.into()), config.streams_max);
     let status = Arc::new(StatusBoard::default());
     let carrier = config.gateway.carrier;
     let tunnels = Tunnels::new(Arc::new(connector), carrier, server, Arc::clone(&status), config.drain_grace);
@@ -157,10 +176,18 @@ fn identity(dir: &Path, authority: &Authority, number: u32) -> anyhow::Result<Id
     Ok(files)
 }
 
+/// Where an agent dials, in order: neighbours begin at different gateways, so that the tunnels are spread evenly.
+fn gateways(plan: &Plan, number: u32) -> Vec<String> {
+    let mut all: Vec<_> = std::iter::once(&plan.gateway).chain(&plan.others).cloned().collect();
+    let first = number as usize % all.len();
+    all.rotate_left(first);
+    all
+}
+
 /// An agent's settings, as its own file would say them.
-fn config(plan: &Plan, identity: &Identity) -> anyhow::Result<Config> {
+fn config(plan: &Plan, identity: &Identity, number: u32) -> anyhow::Result<Config> {
     let gateway = toml::Table::from_iter([
-        ("url".to_owned(), plan.gateway.clone().into()),
+        ("urls".to_owned(), gateways(plan, number).into()),
         ("ca_file".to_owned(), plan.ca.display().to_string().into()),
         ("certificate_file".to_owned(), identity.certificate.display().to_string().into()),
         ("key_file".to_owned(), identity.key.display().to_string().into()),
@@ -204,5 +231,25 @@ mod tests {
             let peer = PeerIdentity::claimed(credentials.chain()).unwrap();
             assert_eq!(peer.agent().unwrap(), cluster(1));
         }
+    }
+
+    #[test]
+    fn neighbours_of_a_fleet_begin_at_different_gateways_and_know_all() {
+        let plan = Plan {
+            gateway: "https://a:1".to_owned(),
+            others: ["https://b:1", "https://c:1"].map(str::to_owned).into(),
+            ca: PathBuf::new(),
+            authority: PathBuf::new(),
+            dir: PathBuf::new(),
+            carrier: "h2".to_owned(),
+            agents: 3,
+            first: 0,
+            rate: 1.0,
+        };
+        let firsts: Vec<_> = (0..4).map(|number| gateways(&plan, number)[..2].concat()).collect();
+        let pairs = ["https://a:1https://b:1", "https://b:1https://c:1", "https://c:1https://a:1"];
+        assert_eq!(firsts, [pairs[0], pairs[1], pairs[2], pairs[0]]);
+        assert_eq!(gateways(&plan, 1).len(), 3);
+        assert_eq!(gateways(&Plan { others: Vec::new(), ..plan }, 7), ["https://a:1"]);
     }
 }

@@ -69,7 +69,7 @@ pub async fn idle(bench: &Bench, path: &mut Running, seconds: f64) -> anyhow::Re
 }
 
 /// The agents, all of them up or failed. What memory was while they came is not steady.
-async fn up(bench: &Bench, fleet: &Fleet, ledgers: &[Ledger]) -> anyhow::Result<(Dialogue, Outcome)> {
+pub async fn up(bench: &Bench, fleet: &Fleet, ledgers: &[Ledger]) -> anyhow::Result<(Dialogue, Outcome)> {
     let (mut agents, plan) = fleet.dialogue(bench)?;
     agents.ask::<Outcome>(&plan, MADE).await?;
     let within = f64::from(plan.agents) / plan.rate + UP_S;
@@ -179,6 +179,22 @@ pub async fn watches(bench: &Bench, path: &mut Running, watches: u32, seconds: f
     #[expect(clippy::cast_precision_loss, reason = "far less than 2^52 microseconds")]
     outcome.extra.extend(opened.latency.at(0.99).map(|us| ("open_p99_us".to_owned(), us as f64)));
     reader.stop().await;
+    Ok(outcome)
+}
+
+/// Small requests to one cluster, beside which others are registered: at a rate, and then as many as get through. Only
+/// the latter are in what hops used.
+pub async fn registered(bench: &Bench, path: &Running, rate: Load, most: Load) -> anyhow::Result<Outcome> {
+    let user = User::of(path);
+    let at_rate = load_of(bench, &user, rate, None).await?;
+    path.also.ledgers.iter().try_for_each(Ledger::begin_anew)?;
+    let mut outcome = load_of(bench, &user, most, None).await?;
+    outcome.failed += at_rate.failed;
+    outcome.errors.extend(at_rate.errors.into_iter().map(|(text, count)| (format!("at a rate: {text}"), count)));
+    for (name, part) in [("at_100_p50_us", 0.5), ("at_100_p99_us", 0.99)] {
+        #[expect(clippy::cast_precision_loss, reason = "far less than 2^52 microseconds")]
+        outcome.extra.extend(at_rate.latency.at(part).map(|us| (name.to_owned(), us as f64)));
+    }
     Ok(outcome)
 }
 

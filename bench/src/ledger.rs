@@ -51,6 +51,21 @@ impl Ledger {
         self.0.borrow_mut().memory_kib.clear();
     }
 
+    /// What it used until now counts for nothing.
+    ///
+    /// # Errors
+    /// It has ended.
+    pub fn begin_anew(&self) -> anyhow::Result<()> {
+        let mut kept = self.0.borrow_mut();
+        let now = kept.life.and_then(|(pid, _)| Some((pid, accounting::usage(pid)?)));
+        let (pid, used) = now.with_context(|| format!("{} has ended already", kept.name))?;
+        accounting::reset_peak(pid);
+        kept.life = Some((pid, used));
+        kept.spent = Usage::default();
+        kept.memory_kib.clear();
+        Ok(())
+    }
+
     /// It is killed next: what it used until now is kept.
     ///
     /// # Errors
@@ -126,6 +141,9 @@ mod tests {
         assert_eq!(ledger.0.borrow().memory_kib.len(), 2);
         ledger.look_anew();
         assert!(ledger.0.borrow().memory_kib.is_empty() && ledger.close().unwrap().used.memory_kib > 0);
+        let used = ledger.close().unwrap().used.cpu_s;
+        ledger.begin_anew().unwrap();
+        assert!(ledger.close().unwrap().used.cpu_s < used, "both lives are forgotten");
         second.stop().await;
         assert!(ledger.close().is_err(), "it has ended");
     }

@@ -4,11 +4,13 @@
 
 mod alarm;
 mod client;
+pub mod clusters;
 pub mod meanwhile;
 pub mod meter;
 pub mod pace;
 mod pipe;
 mod pour;
+pub mod register;
 pub mod watch;
 
 use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};

@@ -11,6 +11,7 @@ mod certificates;
 mod cipher;
 mod commands;
 mod compare;
+mod failover;
 mod fleet;
 mod h2load;
 mod html;
@@ -121,6 +122,12 @@ enum Command {
     /// Many watches. Started by `run`, which says on standard input what to do.
     #[command(hide = true)]
     Watches,
+    /// Users of many clusters. Started by `run`, which says on standard input what to do.
+    #[command(hide = true)]
+    Clusters,
+    /// Clusters that are registered at a gateway. Started by `run`; reads its plan from standard input.
+    #[command(hide = true)]
+    Register,
     /// Agents of many clusters. Started by `run`, which says on standard input what to do.
     #[command(hide = true)]
     Agents,
@@ -132,7 +139,9 @@ enum Command {
 fn main() -> ExitCode {
     let command = Args::parse().command;
     let provider = match command {
-        Command::Load | Command::Watches | Command::Upstream(_) | Command::Minimal(_) => cipher::provider(),
+        Command::Load | Command::Watches | Command::Clusters | Command::Upstream(_) | Command::Minimal(_) => {
+            cipher::provider()
+        }
         // Those that speak for Towline have its ciphers: QUIC begins with another one.
         _ => rustls::crypto::aws_lc_rs::default_provider(),
     };
@@ -176,6 +185,8 @@ fn execute(command: Command) -> anyhow::Result<ExitCode> {
         Command::Load => load::main()?,
         Command::Tokens(args) => tokens::main(args)?,
         Command::Watches => load::watch::main()?,
+        Command::Clusters => load::clusters::main()?,
+        Command::Register => load::register::main()?,
         Command::Agents => agents::main()?,
         Command::Agent => agents::control::main()?,
         Command::Commands => commands::main()?,

@@ -270,7 +270,10 @@ impl Bench {
     /// Why a path cannot be started for a crowd, if so.
     pub fn cannot(&self, kind: Kind, crowd: Crowd) -> Option<String> {
         match (kind, crowd) {
-            (Kind::Direct | Kind::NginxChain, Crowd::Agents(_) | Crowd::Control) => Some("it has no agents".to_owned()),
+            (Kind::Direct | Kind::NginxChain, Crowd::Agents(_) | Crowd::Replicas(_) | Crowd::Control) => {
+                Some("it has no agents".to_owned())
+            }
+            (Kind::Direct | Kind::NginxChain, Crowd::Registered(_)) => Some("it registers no clusters".to_owned()),
             (Kind::NginxChain, Crowd::Watches(watches)) => nginx::cannot(watches),
             (Kind::MinimalQuic, Crowd::Agents(_)) => None,
             (kind, crowd) if (kind.is_peer() || kind == Kind::TowlineHop) && crowd != Crowd::Few => {
@@ -347,9 +350,9 @@ impl Bench {
         format!("{}:{}", self.link.address(Seat::Outer), kind.port())
     }
 
-    /// Where users reach the second of two servers of a path.
-    fn door_beside(&self, kind: Kind) -> String {
-        format!("{}:{}", self.link.address(Seat::Outer), kind.port() + 1)
+    /// Where users reach a further server of a path, by its number from 1.
+    fn door_beside(&self, kind: Kind, number: u16) -> String {
+        format!("{}:{}", self.link.address(Seat::Outer), kind.port() + number)
     }
 
     /// Of a path that ends the TLS of its users itself.

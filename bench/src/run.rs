@@ -15,7 +15,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 
 use crate::{
     commands::{self, Task},
-    fleet, h2load,
+    failover, fleet, h2load,
     ledger::Ledger,
     link::{Link, Way},
     load::{Load, Outcome},
@@ -458,6 +458,10 @@ async fn work(bench: &Bench, path: &mut Running, work: Work, crowd: Crowd, size:
         (Work::Tokens(_), _) => bail!("it goes over no path"),
         (Work::Many(Many::Idle), _) => fleet::idle(bench, path, size.crowd_s).await,
         (Work::Many(Many::Storm), _) => fleet::storm(bench, path, fleets::quiet(size)).await,
+        (Work::Many(Many::Failover), _) => failover::run(bench, path, size.crowd_s).await,
+        (Work::Many(Many::Registered), _) => {
+            fleet::registered(bench, path, fleets::quiet(size), fleets::busy(size)).await
+        }
         (Work::Many(Many::Noisy), _) => fleet::noisy(bench, path, fleets::quiet(size), fleets::noise()).await,
         (Work::Many(Many::Control), _) => fleet::control(bench, path, fleets::bulk(), fleets::exchanges(size)).await,
         (Work::Many(Many::Watches), Crowd::Watches(watches)) => {

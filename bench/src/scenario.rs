@@ -62,6 +62,9 @@ impl Work {
     pub fn seconds(self, size: Size, crowd: Crowd) -> f64 {
         let come = match crowd {
             Crowd::Agents(agents) => f64::from(agents) / towline::fleet::RATE * DIALLED,
+            Crowd::Replicas(agents) => f64::from(agents) / towline::fleet::RATE * DIALLED + SECOND_S,
+            // The first repeat alone registers them.
+            Crowd::Registered(_) => 0.0,
             Crowd::Watches(watches) => f64::from(watches) / watch::OPENED_PER_SECOND,
             Crowd::Few | Crowd::Two | Crowd::Control => 0.0,
         };
@@ -72,6 +75,8 @@ impl Work {
             },
             Self::Beside(of) => 2.0 * of(size).0.seconds(COUNTED_ON) + BESIDE_S,
             Self::Many(fleets::Many::Storm) => come + size.seconds + AWAY_S,
+            Self::Many(fleets::Many::Failover) => come + 2.0 * size.crowd_s + FAILOVER_S,
+            Self::Many(fleets::Many::Registered) => 2.0 * size.seconds,
             Self::Many(fleets::Many::Noisy) => 2.0 * size.seconds + BESIDE_S,
             Self::Many(_) => come + size.crowd_s + BESIDE_S,
             Self::Command(task) => task(size).seconds(),
@@ -83,7 +88,7 @@ impl Work {
     /// What it needs of a path and not every path has.
     pub fn needs(self) -> Option<Ability> {
         match self {
-            Self::Many(fleets::Many::Storm) => Some(Ability::Redials),
+            Self::Many(fleets::Many::Storm | fleets::Many::Failover) => Some(Ability::Redials),
             work => work.upgrades().then_some(Ability::Upgrades),
         }
     }
@@ -157,10 +162,13 @@ impl Size {
 /// Bytes a second that an estimate counts on, of any path.
 const COUNTED_ON: f64 = 300e6;
 /// Estimates: what goes on beside begins and settles; how much longer than it means to a fleet dials, over both
-/// carriers; a gateway that was killed is back, and all of its agents; a program that was started; the token checks.
+/// carriers; a gateway that was killed is back, and all of its agents; the last agent has a second tunnel; all clusters
+/// are asked, and all agents have two tunnels again; a program that was started; the token checks.
 const BESIDE_S: f64 = 2.5;
 const DIALLED: f64 = 1.15;
 const AWAY_S: f64 = 11.0;
+const SECOND_S: f64 = 3.0;
+const FAILOVER_S: f64 = 8.0;
 const START_S: f64 = 0.3;
 const TOKENS_S: f64 = 3.0;
 

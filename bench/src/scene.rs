@@ -25,6 +25,10 @@ pub enum Crowd {
     Watches(u32),
     /// A number of clusters, each with a tunnel, beside the one that users reach.
     Agents(u32),
+    /// As many, each with tunnels to two of three gateways on one database.
+    Replicas(u32),
+    /// A number of clusters in the gateway's store, of which none is connected.
+    Registered(u32),
     /// A second cluster, of the same gateway.
     Two,
     /// The agent is one of ours whose control exchanges can be measured.

@@ -10,13 +10,16 @@ use agent::tunnel::{Tunnels, api::CurrentTunnel, status::StatusBoard};
 use daemon::TaskGroup;
 use tokio::{
     sync::Notify,
-    time::{Instant, timeout},
+    time::{Instant, sleep, timeout},
 };
 
 use crate::{
     latency::Latency,
     load::{Outcome, count},
 };
+
+/// How often the agents are looked at that are waited for.
+const LOOK: Duration = Duration::from_millis(200);
 
 /// One agent of a fleet: its tunnels, and the board that shows their state.
 pub struct Member {
@@ -29,6 +32,23 @@ impl Member {
     pub fn new(tunnels: Tunnels, status: Arc<StatusBoard>) -> Self {
         Self { tunnels: Arc::new(tunnels), status }
     }
+
+    /// Names of the gateways that it has tunnels to.
+    fn gateways(&self) -> Vec<String> {
+        gateways(&self.status)
+    }
+}
+
+/// Names of the gateways that an agent has tunnels to; one that is no replica has none.
+fn gateways(status: &StatusBoard) -> Vec<String> {
+    let state = status.json();
+    let tunnels = state["tunnels"].as_array().into_iter().flatten();
+    tunnels.filter_map(|tunnel| tunnel["replica"].as_str().map(str::to_owned)).collect()
+}
+
+/// Whether these are two gateways besides one that was killed.
+fn are_two(gateways: &[String], but: Option<&str>) -> bool {
+    gateways.iter().filter(|name| Some(name.as_str()) != but).count() >= 2
 }
 
 /// All of a fleet.
@@ -136,6 +156,26 @@ impl Board {
         Outcome { requests: self.members.len() as u64 - failed, failed, errors, ..Outcome::default() }
     }
 
+    /// Waits until all have tunnels to two gateways besides `but`. Who has not by then has failed.
+    pub async fn two(&self, but: Option<&str>, within: Duration) -> Outcome {
+        let (begin, mut left) = (Instant::now(), self.members.iter().collect::<Vec<_>>());
+        loop {
+            left.retain(|member| !are_two(&member.gateways(), but));
+            if left.is_empty() || begin.elapsed() > within {
+                break;
+            }
+            sleep(LOOK).await;
+        }
+        let failed = left.len() as u64;
+        Outcome { requests: self.members.len() as u64 - failed, failed, ..Outcome::default() }
+    }
+
+    /// Numbers of those without a tunnel to the gateway of this name.
+    pub fn without(&self, name: &str) -> Vec<u32> {
+        let lacks = |member: &Member| !member.gateways().iter().any(|gateway| gateway == name);
+        (0..).zip(&self.members).filter(|(_, member)| lacks(member)).map(|(number, _)| number).collect()
+    }
+
     fn seen(&self) -> MutexGuard<'_, Seen> {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -143,8 +183,23 @@ impl Board {
 
 #[cfg(test)]
 mod tests {
+    use tunnel::transport::CarrierKind;
+
     use super::*;
     use crate::load::ERRORS;
+
+    #[test]
+    fn a_tunnel_to_a_killed_gateway_is_none_of_an_agents_two() {
+        let status = StatusBoard::default();
+        status.up(0, CarrierKind::Http2, "x:1", Some("first"));
+        assert!(!are_two(&gateways(&status), None));
+        status.up(1, CarrierKind::Http2, "x:2", Some("second"));
+        assert_eq!(gateways(&status), ["first", "second"]);
+        assert!(are_two(&gateways(&status), None) && !are_two(&gateways(&status), Some("first")));
+        status.down(0, "killed");
+        status.up(0, CarrierKind::Http2, "x:3", Some("third"));
+        assert!(are_two(&gateways(&status), Some("first")));
+    }
 
     #[test]
     fn each_counts_once_from_when_it_was_due() {

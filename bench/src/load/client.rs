@@ -16,7 +16,7 @@ use bytes::Bytes;
 use daemon::TaskGroup;
 use futures_util::future::join_all;
 use http::{HeaderValue, Method, header};
-use http_body_util::{BodyExt, Either, Empty};
+use http_body_util::{BodyExt, Either, Full};
 use hyper::{
     body::Incoming,
     client::conn::{http1, http2},
@@ -45,7 +45,7 @@ const OPENING: Duration = Duration::from_secs(10);
 /// Bytes of a body that nobody waits for the end of.
 const ENDLESS: u64 = 1 << 40;
 
-type Outgoing = Either<Empty<Bytes>, Repeated>;
+type Outgoing = Either<Full<Bytes>, Repeated>;
 
 /// Where requests go.
 pub struct Target {
@@ -90,24 +90,24 @@ impl Target {
         Ok(TokioIo::new(connector.connect(self.name.clone(), tcp).await.context("TLS")?))
     }
 
-    /// A GET over HTTP/2.
-    fn get(&self, path: &str) -> anyhow::Result<http::Request<Outgoing>> {
+    /// A request of any kind over HTTP/2.
+    fn other(&self, method: Method, path: &str, body: Bytes) -> anyhow::Result<http::Request<Outgoing>> {
         let Self { prefix, authority, bearer, .. } = self;
-        let mut message = http::Request::builder().uri(format!("https://{authority}{prefix}{path}"));
+        let mut message = http::Request::builder().method(method).uri(format!("https://{authority}{prefix}{path}"));
         if let Some(bearer) = bearer {
             message = message.header(header::AUTHORIZATION, bearer);
         }
-        Ok(message.body(Either::Left(Empty::new()))?)
+        Ok(message.body(Either::Left(Full::new(body)))?)
     }
 
     fn message(&self, request: Request, h2: bool) -> anyhow::Result<http::Request<Outgoing>> {
         let Self { prefix, authority, bearer, .. } = self;
         let (method, path, body) = match request {
-            Request::Small => (Method::GET, "/bench/small".to_owned(), Either::Left(Empty::new())),
+            Request::Small => (Method::GET, "/bench/small".to_owned(), Either::Left(Full::default())),
             Request::Download(bytes) | Request::Stall(bytes) => {
-                (Method::GET, format!("/bench/bytes/{bytes}"), Either::Left(Empty::new()))
+                (Method::GET, format!("/bench/bytes/{bytes}"), Either::Left(Full::default()))
             }
-            Request::Echo(_) => (Method::GET, echo::PATH.to_owned(), Either::Left(Empty::new())),
+            Request::Echo(_) => (Method::GET, echo::PATH.to_owned(), Either::Left(Full::default())),
             Request::Pour(number) => (Method::PUT, tally::path(number), Either::Right(Repeated::zeros(ENDLESS))),
             Request::Upload(bytes) => (Method::PUT, "/bench/sink".to_owned(), Either::Right(Repeated::zeros(bytes))),
         };
@@ -243,7 +243,27 @@ impl Client {
     pub async fn get(&self, path: &str) -> anyhow::Result<http::Response<Incoming>> {
         let Pool::Http2 { slots, next } = &self.pool else { bail!("only over kept connections of HTTP/2") };
         let mut sender = self.kept_http2(slots, next).await?;
-        sender.send_request(self.target.get(path)?).await.context("answer")
+        sender.send_request(self.target.other(Method::GET, path, Bytes::new())?).await.context("answer")
+    }
+
+    /// Reads the answer to a GET over the next HTTP/2 connection to its end; the bytes of its body.
+    ///
+    /// # Errors
+    /// Whatever keeps it from coming with a status of success; connections of another kind.
+    pub async fn read(&self, path: &str) -> anyhow::Result<u64> {
+        Ok(whole(self.get(path).await?).await?.len() as u64)
+    }
+
+    /// Body of the answer to a request over the next HTTP/2 connection.
+    ///
+    /// # Errors
+    /// Whatever keeps it from coming with a status of success; connections of another kind.
+    pub async fn call(&self, method: Method, path: &str, kind: &'static str, body: String) -> anyhow::Result<Bytes> {
+        let Pool::Http2 { slots, next } = &self.pool else { bail!("only over kept connections of HTTP/2") };
+        let mut sender = self.kept_http2(slots, next).await?;
+        let mut message = self.target.other(method, path, body.into())?;
+        message.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
+        whole(sender.send_request(message).await.context("answer")?).await
     }
 
     /// The next connection, ready for a request.
@@ -293,6 +313,14 @@ impl Drop for Client {
     fn drop(&mut self) {
         self.tasks.abort();
     }
+}
+
+/// The body of an answer with a status of success.
+async fn whole(answer: http::Response<Incoming>) -> anyhow::Result<Bytes> {
+    let status = answer.status();
+    let body = answer.into_body().collect().await.context("body")?.to_bytes();
+    ensure!(status.is_success(), "status {}: {}", status.as_u16(), String::from_utf8_lossy(&body));
+    Ok(body)
 }
 
 async fn exchange(

@@ -132,7 +132,8 @@ fn closed<F>(
     }
 }
 
-async fn patiently(request: impl Future<Output = anyhow::Result<u64>>) -> anyhow::Result<u64> {
+/// One request, which has failed if it does not end in time.
+pub async fn patiently(request: impl Future<Output = anyhow::Result<u64>>) -> anyhow::Result<u64> {
     timeout(PATIENCE, request).await.context("not within a minute")?
 }
 

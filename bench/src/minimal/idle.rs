@@ -30,7 +30,7 @@ pub async fn run() -> anyhow::Result<()> {
                 told::tell(&outcome)?;
             }
             Ask::Now => told::tell(&now(&crowd, plan.agents))?,
-            Ask::Lost => bail!("these do not come back"),
+            Ask::Lost | Ask::Two { .. } | Ask::Without(_) => bail!("these do not come back"),
         }
     }
     Ok(())

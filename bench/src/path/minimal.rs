@@ -35,7 +35,8 @@ pub fn start(bench: &Bench, upstream: &Upstream, kind: Kind, crowd: Crowd) -> an
         // They show no certificates.
         let (authority, dir) = (PathBuf::new(), PathBuf::new());
         let (ca, carrier) = (bench.file("ca.crt"), "quic".to_owned());
-        let plan = Plan { gateway: tunnel, ca, authority, dir, carrier, agents, first: 0, rate: fleet::RATE };
+        let others = Vec::new();
+        let plan = Plan { gateway: tunnel, others, ca, authority, dir, carrier, agents, first: 0, rate: fleet::RATE };
         also.fleet = Some(fleet::Fleet::once(hops.remove(0), plan, IDLE));
     }
     Ok(Running { lacks, also, ..bench.proxied(kind, upstream, hops) })

@@ -2,6 +2,8 @@
 
 pub mod fleet;
 pub mod hop;
+mod register;
+pub mod replicas;
 
 use std::path::{Path, PathBuf};
 
@@ -48,11 +50,19 @@ pub async fn start(bench: &Bench, upstream: &Upstream, kind: Kind, crowd: Crowd)
     if let Crowd::Agents(agents) = crowd {
         return fleet::start(bench, kind, agents).await;
     }
+    if let Crowd::Replicas(agents) = crowd {
+        return replicas::start(bench, kind, agents).await;
+    }
     let begun = Begun::new(bench, kind, crowd).await?;
+    if let Crowd::Registered(clusters) = crowd {
+        register::clusters(&begun, clusters).await?;
+    }
     let audit = Some(Audit::new(text(&begun.ready, "admin")?));
     let (mut hops, mut also) = (Vec::new(), Also { audit, ..Also::default() });
     match crowd {
-        Crowd::Few | Crowd::Agents(_) => hops.push(begun.agent(CLUSTER, "agent", upstream)?),
+        Crowd::Few | Crowd::Agents(_) | Crowd::Replicas(_) | Crowd::Registered(_) => {
+            hops.push(begun.agent(CLUSTER, "agent", upstream)?)
+        }
         Crowd::Watches(watches) => {
             for number in 0..watches.div_ceil(STREAMS_OF_AGENT) {
                 hops.push(begun.agent(CLUSTER, &format!("agent-{number}"), upstream)?);
@@ -84,10 +94,17 @@ impl<'a> Begun<'a> {
     /// `towline dev` with room for a crowd.
     async fn new(bench: &'a Bench, kind: Kind, crowd: Crowd) -> anyhow::Result<Self> {
         let carrier = carrier(kind);
-        // Of the last repeat: databases and logs begin anew.
-        let state = bench.file(kind.name());
-        let _ = std::fs::remove_dir_all(&state);
-        if matches!(crowd, Crowd::Agents(_)) {
+        let state = match crowd {
+            // Its database is kept for the next repeat: to fill it takes longer than to measure.
+            Crowd::Registered(clusters) => bench.file(&format!("{}-{clusters}", kind.name())),
+            _ => {
+                // Of the last repeat: databases and logs begin anew.
+                let state = bench.file(kind.name());
+                let _ = std::fs::remove_dir_all(&state);
+                state
+            }
+        };
+        if matches!(crowd, Crowd::Agents(_) | Crowd::Replicas(_)) {
             fleet::give_authority(bench, &state)?;
         }
         let mut command = bench.link.command(Seat::Outer, &program(bench, "towline")?);
@@ -95,7 +112,11 @@ impl<'a> Begun<'a> {
         command.args(["--listen", &bench.door(kind)]);
         command.args(["--cluster", CLUSTER]);
         match crowd {
-            Crowd::Few | Crowd::Control | Crowd::Agents(_) => {}
+            Crowd::Few | Crowd::Control | Crowd::Agents(_) | Crowd::Replicas(_) => {}
+            // One caller registers them as fast as it is answered.
+            Crowd::Registered(_) => {
+                command.args(["--set", "api.writes_per_minute=1000000"]);
+            }
             Crowd::Two => {
                 command.args(["--cluster", BESIDE]);
             }

@@ -18,6 +18,10 @@ pub enum Many {
     Idle,
     /// The gateway is killed, and all come back.
     Storm,
+    /// One of three gateways is killed for good.
+    Failover,
+    /// Requests to one of many clusters that a gateway has in its store.
+    Registered,
     /// One user's watches.
     Watches,
     /// One cluster beside a noisy one.
@@ -61,6 +65,24 @@ pub const ALL: &[Scenario] = &[
         Crowd::Agents(5000),
         Many::Storm,
     ),
+    scenario(
+        "failover-5000",
+        "one of three gateways of 5,000 agents is killed: how soon the others reach all clusters, what users see",
+        Crowd::Replicas(5000),
+        Many::Failover,
+    ),
+    scenario(
+        "registered-10",
+        "small GETs to one cluster, 10 others in the gateway's store, not connected: 100 a second, then 64 under way",
+        Crowd::Registered(10),
+        Many::Registered,
+    ),
+    scenario(
+        "registered-10000",
+        "the same with 10,000 others: the cost of a request shall be the same",
+        Crowd::Registered(10_000),
+        Many::Registered,
+    ),
     shown(
         "noisy",
         "get-100 of one cluster, beside 256 small GETs at any time of another one of the same gateway",
@@ -78,6 +100,11 @@ pub const ALL: &[Scenario] = &[
 /// Users of a cluster that others shall not disturb.
 pub fn quiet(size: Size) -> Load {
     small(Connections::Http2(1), hundred(size))
+}
+
+/// Users of a cluster who have 64 requests under way at any time.
+pub fn busy(size: Size) -> Load {
+    small(Connections::Http2(1), Pace::Closed { concurrent: 64, seconds: size.seconds })
 }
 
 /// Users of a cluster who ask as fast as they are answered.
@@ -101,6 +128,9 @@ pub fn fewer(crowd: Crowd, size: Size) -> Crowd {
     match crowd {
         Crowd::Watches(count) => Crowd::Watches(count / size.crowd_part),
         Crowd::Agents(count) => Crowd::Agents(count / size.crowd_part),
+        Crowd::Replicas(count) => Crowd::Replicas(count / size.crowd_part),
+        // The least of them is few already.
+        Crowd::Registered(count) => Crowd::Registered((count / size.crowd_part).max(count.min(10))),
         other => other,
     }
 }

@@ -29,7 +29,7 @@ pub struct Fleet {
     plan: Plan,
     /// The words by which this program is them.
     words: &'static [&'static str],
-    /// Where the gateway has its configuration, and how often it was started again; nothing where that cannot be.
+    /// The gateway's configuration file, and how often it was started again; nothing where that cannot be.
     again: Option<(PathBuf, u32)>,
     /// What the gateway uses while a load runs.
     ledger: Option<Ledger>,
@@ -45,25 +45,23 @@ pub async fn start(bench: &Bench, kind: Kind, agents: u32) -> anyhow::Result<Run
     keep_authority(bench, &state)?;
     write_config(&state, agents)?;
     let first = &ready["clusters"][0];
-    let gateway = run(bench, &state, carrier, 0).await?;
+    let gateway = run(bench, &config_file(&state), 0).await?;
     let (url, ca) = (text(&ready, "url")?.to_owned(), text(&ready, "ca")?.into());
     let token = Some(token(bench, &state, CLUSTER).await?);
-    let plan = Plan {
-        gateway: url,
-        ca: state.join("ca/ca.crt"),
-        authority: state.join("ca"),
-        dir: bench.file("fleet"),
-        carrier: carrier.to_owned(),
-        agents,
-        first: 0,
-        rate: RATE,
-    };
-    let fleet = Fleet { gateway, plan, words: &["agents"], again: Some((state, 0)), ledger: None };
+    let plan = plan(bench, &state, url, carrier, agents);
+    let fleet = Fleet::new(gateway, plan, config_file(&state));
     let config = Path::new(text(first, "agent_config")?);
     let hops = vec![agent(bench, carrier, config, &bench.synthetic, "agent")?];
     let audit = Some(Audit::new(text(&ready, "admin")?));
     let also = Also { fleet: Some(fleet), audit, ..Also::default() };
     Ok(Running { url: text(first, "url")?.to_owned(), ca, name: None, token, hops, also, lacks: has_all })
+}
+
+/// What the agents of a fleet are told, whose gateway has this state.
+pub fn plan(bench: &Bench, state: &Path, gateway: String, carrier: &str, agents: u32) -> Plan {
+    let (ca, authority, dir) = (state.join("ca/ca.crt"), state.join("ca"), bench.file("fleet"));
+    let carrier = carrier.to_owned();
+    Plan { gateway, others: Vec::new(), ca, authority, dir, carrier, agents, first: 0, rate: RATE }
 }
 
 /// Of a run's fleets: all gateways have the authority of the first one, so that the certificates of agents serve all of
@@ -79,7 +77,7 @@ pub fn give_authority(bench: &Bench, state: &Path) -> anyhow::Result<()> {
 }
 
 /// Keeps the authority of the first state for those that follow.
-fn keep_authority(bench: &Bench, state: &Path) -> anyhow::Result<()> {
+pub fn keep_authority(bench: &Bench, state: &Path) -> anyhow::Result<()> {
     let kept = authority(bench);
     if kept.exists() { Ok(()) } else { copy(&state.join("ca"), &kept) }
 }
@@ -94,12 +92,12 @@ fn copy(from: &Path, to: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The gateway's program with the fleet's configuration, once it listens.
-async fn run(bench: &Bench, state: &Path, carrier: &str, starts: u32) -> anyhow::Result<Program> {
+/// The gateway's program with this configuration, once it listens.
+async fn run(bench: &Bench, config: &Path, starts: u32) -> anyhow::Result<Program> {
     let mut command = bench.link.command(Seat::Outer, &program(bench, "towline-gateway")?);
-    command.arg("--config").arg(config_file(state));
+    command.arg("--config").arg(config);
     // A log of its own, where what it says first is not what one before it said.
-    let log = state.join(format!("fleet-{carrier}-{starts}.log"));
+    let log = config.with_extension(format!("{starts}.log"));
     let mut gateway = Program::start("gateway", command, &log)?;
     gateway.says(SERVES).await?;
     Ok(gateway)
@@ -117,7 +115,7 @@ fn write_config(state: &Path, agents: u32) -> anyhow::Result<()> {
 }
 
 /// What `towline dev` runs in its own process is the gateway's here.
-fn config(mut config: Table, agents: u32) -> anyhow::Result<Table> {
+pub fn config(mut config: Table, agents: u32) -> anyhow::Result<Table> {
     let clusters = config.get_mut("clusters").and_then(toml::Value::as_array_mut).context("no clusters")?;
     clusters.extend(
         (0..agents::clusters(agents))
@@ -137,9 +135,20 @@ fn table<const N: usize>(entries: [(&str, toml::Value); N]) -> toml::Value {
 }
 
 impl Fleet {
+    /// Of a gateway with this configuration file, and of agents.
+    pub fn new(gateway: Program, plan: Plan, config: PathBuf) -> Self {
+        let again = Some((config, 0));
+        Self { again, ..Self::once(gateway, plan, &["agents"]) }
+    }
+
     /// Of a gateway that is not started again, and of those that these words start in the place of agents.
     pub fn once(gateway: Program, plan: Plan, words: &'static [&'static str]) -> Self {
         Self { gateway, plan, words, again: None, ledger: None }
+    }
+
+    /// `https://host:port` of the gateways on the same store that are not killed.
+    pub fn others(&self) -> &[String] {
+        &self.plan.others
     }
 
     /// How many agents it is of.
@@ -177,9 +186,9 @@ impl Fleet {
 
     /// Starts the gateway again.
     pub async fn again(&mut self, bench: &Bench) -> anyhow::Result<()> {
-        let (state, starts) = self.again.as_mut().context("a gateway that is not started again")?;
+        let (config, starts) = self.again.as_mut().context("a gateway that is not started again")?;
         *starts += 1;
-        self.gateway = run(bench, state, &self.plan.carrier, *starts).await?;
+        self.gateway = run(bench, config, *starts).await?;
         self.ledger.iter().for_each(|ledger| ledger.begins(&self.gateway));
         Ok(())
     }

@@ -32,7 +32,6 @@ const SERVES: &str = "gateway serves";
 /// A database of this path alone; it ends when dropped.
 pub struct Database {
     _server: Program,
-    url: String,
     _folder: TempDir,
 }
 
@@ -44,16 +43,13 @@ pub async fn start(bench: &Bench, upstream: &Upstream) -> anyhow::Result<Running
     let agent_config = PathBuf::from(text(made.cluster(CLUSTER)?, "agent_config")?);
     made.gateway.stop().await;
     let (state, ready) = (made.state, made.ready);
-    let database = Database::start(bench).await?;
-    let file = state.join("postgres.url");
-    std::fs::write(&file, &database.url)?;
-    std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o600))?;
+    let database = Database::start(bench, &state).await?;
 
     // Where the agent dials, and where users come in.
-    let (inside, entrance) = (bench.door(THIS), bench.door_beside(THIS));
+    let (inside, entrance) = (bench.door(THIS), bench.door_beside(THIS, 1));
     let (holder, _) = gateway(bench, &state, "holder", &inside).await?;
     let (first, admin) = gateway(bench, &state, "entrance", &entrance).await?;
-    let agent = agent(bench, "h2", &one_tunnel(&agent_config)?, upstream, "agent-hop")?;
+    let agent = agent(bench, "h2", &one_tunnel(&agent_config, &inside)?, upstream, "agent-hop")?;
     let token = Some(token(bench, &state, CLUSTER).await?);
     ensure!(url.contains(&inside), "{url} is not at {inside}");
     let also = Also { audit: Some(Audit::new(&admin)), database: Some(database), ..Also::default() };
@@ -62,12 +58,17 @@ pub async fn start(bench: &Bench, upstream: &Upstream) -> anyhow::Result<Running
 }
 
 /// A gateway of this name and where operators reach it.
-async fn gateway(bench: &Bench, state: &Path, name: &str, public: &str) -> anyhow::Result<(Program, String)> {
+pub(super) async fn gateway(
+    bench: &Bench,
+    state: &Path,
+    name: &str,
+    public: &str,
+) -> anyhow::Result<(Program, String)> {
     let made = state.join("gateway.toml");
     let made = std::fs::read_to_string(&made).with_context(|| made.display().to_string())?;
     let admin = free()?;
     let config = config(made.parse()?, name, [public, &admin, &free()?])?;
-    let file = state.join(format!("{name}.toml"));
+    let file = config_file(state, name);
     std::fs::write(&file, config.to_string())?;
     let mut command = bench.link.command(Seat::Outer, &program(bench, "towline-gateway")?);
     command.arg("--config").arg(file);
@@ -76,7 +77,12 @@ async fn gateway(bench: &Bench, state: &Path, name: &str, public: &str) -> anyho
     Ok((gateway, format!("http://{admin}")))
 }
 
-/// What `towline dev` runs in its own process on a file is one of two gateways here.
+/// The configuration of the gateway of this name.
+pub(super) fn config_file(state: &Path, name: &str) -> PathBuf {
+    state.join(format!("{name}.toml"))
+}
+
+/// What `towline dev` runs in its own process on a file is one of several gateways here.
 fn config(mut config: Table, name: &str, [public, admin, peers]: [&str; 3]) -> anyhow::Result<Table> {
     let api = config.get_mut("api").and_then(Value::as_table_mut).context("no section api")?;
     api.remove("store_file");
@@ -92,11 +98,12 @@ fn config(mut config: Table, name: &str, [public, admin, peers]: [&str; 3]) -> a
     Ok(config)
 }
 
-/// An agent's settings for a tunnel to one gateway, also where there are several.
-fn one_tunnel(config: &Path) -> anyhow::Result<PathBuf> {
+/// An agent's settings for a tunnel to the gateway at this address alone, also where there are several.
+pub(super) fn one_tunnel(config: &Path, door: &str) -> anyhow::Result<PathBuf> {
     let text = std::fs::read_to_string(config).with_context(|| config.display().to_string())?;
     let mut settings: Table = text.parse()?;
     let gateway = settings.get_mut("gateway").and_then(Value::as_table_mut).context("no section gateway")?;
+    gateway.insert("url".to_owned(), format!("https://{door}").into());
     gateway.insert("replicas".to_owned(), 1.into());
     let file = config.with_file_name("one-tunnel.toml");
     std::fs::write(&file, settings.to_string())?;
@@ -121,7 +128,8 @@ fn free() -> anyhow::Result<String> {
 }
 
 impl Database {
-    async fn start(bench: &Bench) -> anyhow::Result<Self> {
+    /// Starts one, and writes how gateways of this state reach it.
+    pub(super) async fn start(bench: &Bench, state: &Path) -> anyhow::Result<Self> {
         let folder = tempfile::tempdir()?;
         let (data, password) = (folder.path().join("data"), folder.path().join("password"));
         let secret: String = std::iter::repeat_with(fastrand::alphanumeric).take(32).collect();
@@ -143,8 +151,10 @@ impl Database {
         command.args(["-c", "fsync=off", "-k"]).arg(folder.path());
         let mut server = Program::start("postgres", command, &bench.file("postgres.log"))?;
         server.says(ACCEPTS).await?;
-        let url = format!("postgres://postgres:{secret}@{address}/postgres");
-        Ok(Self { _server: server, url, _folder: folder })
+        let file = state.join("postgres.url");
+        std::fs::write(&file, format!("postgres://postgres:{secret}@{address}/postgres"))?;
+        std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o600))?;
+        Ok(Self { _server: server, _folder: folder })
     }
 }
 
