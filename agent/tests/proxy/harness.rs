@@ -105,7 +105,7 @@ impl Harness {
     ) -> Self {
         let upstream = Arc::new(upstream);
         let names = Names::new(&config::Impersonation::default());
-        let sessions = Sessions::new(outlive_token);
+        let sessions = Sessions::new(outlive_token, authenticator.verifier().clone());
         let authorizer = Authorizer::new(authenticator.clone(), Some("test".to_owned()));
         let roles = vec![
             kube_aad_proxy::ENTRY.named(Arc::new(KubeAadProxy::new(

@@ -18,17 +18,19 @@ use auth::token::{
     testing::{TestIssuer, TestKey, unix_seconds},
 };
 use daemon::TaskGroup;
+use futures_util::FutureExt as _;
 use serde_json::{Value, json};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpListener,
     sync::watch,
 };
+use tunnel::{transport::StreamError, wire::close::StreamCode};
 use types::ids::ClusterId;
 
 use crate::{
     apiserver::{Act, Apiserver},
-    harness::{CLUSTER, Harness, ISSUER, head},
+    harness::{CLUSTER, Harness, ISSUER, head, response_head},
 };
 
 /// Where an issuer's key set is read.
@@ -173,6 +175,37 @@ async fn revoked_key_is_401_also_after_a_restart_with_the_kept_identity() {
     let bare = tempfile::tempdir().unwrap();
     let (forgetful, _) = start(&apiserver, &published, &pinned, &identity(bare.path())).await;
     assert_eq!(status(&forgetful, &of[0]).await, 200);
+}
+
+/// A gateway that knows of the revocation ends the session too. One that is older, or taken over, does not.
+#[tokio::test]
+async fn revoked_key_ends_what_its_tokens_opened_at_the_agent_itself() {
+    const EVENT: &str = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n";
+    let apiserver = Apiserver::start(|_| vec![Act::write(EVENT), Act::Hang]).await;
+    let dir = tempfile::tempdir().unwrap();
+    let [one, two] = ["k1", "k2"].map(TestKey::es256);
+    let pinned = set(&[&one], &[]);
+    let published = Published::new(pinned.clone()).await;
+    let (agent, _) = start(&apiserver, &published, &pinned, &identity(dir.path())).await;
+    let soon = unix_seconds(SystemTime::now()) + 3600;
+    let watch = async |key: &TestKey| {
+        let credential = format!("Bearer {}", token(key, soon));
+        let mut stream = agent.open(&head("GET", "/watch", &[("authorization", &credential)])).await;
+        stream.send.finish().unwrap();
+        assert_eq!(response_head(&mut stream.recv).await.status, 200);
+        assert_eq!(stream.recv.recv().await.unwrap().unwrap(), "abc");
+        stream
+    };
+    let mut stolen = watch(&one).await;
+    let revoked = set(&[&two, &one], &[two.end(&one, 0)]);
+    published.publish(revoked.clone()).await;
+    // The agent reads the revocation for this token. Both sessions are of one sign-in.
+    let mut good = watch(&two).await;
+    // Twice the time between two readings is as long as a session sleeps.
+    published.publish(revoked).await;
+    assert_eq!(stolen.recv.recv().await, Err(StreamError::Reset(StreamCode::Unauthorised)));
+    assert!(good.recv.recv().now_or_never().is_none());
+    apiserver.until(|seen| seen.gone == 1).await;
 }
 
 /// Who had the issuer's first key, and the gateway's place before one pod, had that pod write its own successor over

@@ -115,7 +115,8 @@ async fn build(plan: &Plan, tasks: &TaskGroup, status: &Arc<StatusBoard>) -> any
     let verifier = Verifier::new(config.issuers.clone(), Arc::new(Direct))?;
     let authenticator = Arc::new(Authenticator::new(verifier, cluster));
     let authorizer = Authorizer::new(Arc::clone(&authenticator), config.azure_rbac.clone());
-    let (names, sessions) = (Names::new(&config.impersonation), Sessions::new(config.outlive_token));
+    let names = Names::new(&config.impersonation);
+    let sessions = Sessions::new(config.outlive_token, Arc::clone(authenticator.verifier()));
     let proxy = KubeAadProxy::new(Arc::clone(&authenticator), authorizer, apiserver, names, sessions);
     tasks.spawn("issuers", async move { authenticator.keep_fresh().await });
     let server = Server::new(Roles::new(vec![kube_aad_proxy::ENTRY.named(Arc::new(proxy))]), config.streams_max);

@@ -12,6 +12,7 @@
 mod claims;
 mod config;
 mod decisions;
+mod ends;
 mod error;
 mod fetch;
 mod identity;
@@ -38,6 +39,7 @@ pub use self::{
         Fault, Faults, ISSUER_KEYS, Issuer, IssuerKind, OWN_ISSUER_PATH, ObjectId, OneOrMore, Pop, RawIssuer, Tokens,
     },
     decisions::KEEP,
+    ends::{Ends, TokenEnd},
     error::{DOCUMENT_BYTES, FETCH_DEADLINE, FetchError, KeySetError, PopError, TokenError},
     fetch::{Boxed, Connect, Direct, Fetch, HttpsFetch, Socket},
     identity::{CREDENTIAL, Details, GroupsResolver, Identity, Overage, SignIn},

@@ -61,7 +61,7 @@ impl Users {
         let access = Access::new(&config.cluster).await?;
         let apiserver = Arc::new(Apiserver::new(access, connections.clone())?);
         let Judges { authenticator, authorizer, names } = judges;
-        let sessions = Sessions::new(config.outlive_token);
+        let sessions = Sessions::new(config.outlive_token, authenticator.verifier().clone());
         Ok(Self { apiserver, authenticator, authorizer, names, sessions })
     }
 }
