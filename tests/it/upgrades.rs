@@ -2,6 +2,8 @@
 //! (docs/features.md U1-U5): the same program passes for several versions (`TOWLINE_TEST_VERSION`), some of them broken in
 //! a way of their own. Whatever becomes of them, kubectl goes through the tunnel all the while.
 
+mod machine;
+
 use std::{
     path::{Path, PathBuf},
     process::Command,
@@ -18,6 +20,7 @@ use serde_json::{Value, json};
 use tests::{
     case::{Needs, full, installs},
     cluster::cluster,
+    images::Image,
     kubectl::{Kubectl, pod},
     programs::{Output, Program, binary, eventually, pause_after, root, run, scratch},
     stack::grant_in_cluster,
@@ -39,11 +42,17 @@ const WORKING: &str = "interval = \"10s\"\nwindow = \"5s\"\ntimeout = \"180s\"\n
 const ENDS: Duration = Duration::from_secs(420);
 
 pub fn tests() -> Vec<Trial> {
-    vec![installs(
+    let mut tests = vec![installs(
         "upgrades::u1_u2_u3_u5_agents_upgrade_themselves_by_the_commands_of_the_guide_and_come_back_from_broken_versions",
         Needs::Pods,
         upgrades,
-    )]
+    )];
+    if full() {
+        // It waits for minutes until Kubernetes gives a machine up.
+        let name = "upgrades::u1_an_upgrade_outlives_the_machine_that_its_job_ran_on";
+        tests.push(installs(name, Needs::Pods, machine::an_upgrade_outlives_its_machine));
+    }
+    tests
 }
 
 /// A version for a test: its number, and what is wrong with it.
@@ -116,11 +125,29 @@ struct Desk {
     site: Site,
     guide: Guide,
     folder: PathBuf,
+    /// The administrator of the cluster, in the namespace of the agents.
     admin: Kubectl,
     begun: Instant,
 }
 
 impl Desk {
+    /// At a gateway that has a signed catalogue when the cluster is connected: its keys are pinned then.
+    fn open(name: &str, dev_args: &[&str]) -> anyhow::Result<Self> {
+        let begun = Instant::now();
+        // A folder of this name is left out when everything that was written is read for secrets.
+        let folder = scratch(&format!("{name}-desk")).join("state");
+        std::fs::create_dir_all(&folder)?;
+        for word in ["init", "sign"] {
+            let mut command = Command::new(binary("towline"));
+            command.args(["catalogue", word, "--key", "signing.key", "--catalogue", "catalogue"]).current_dir(&folder);
+            run(&mut command, Duration::from_secs(60))?.ok()?;
+        }
+        let setting = format!("api.catalogue_dir={:?}", folder.join("catalogue").display().to_string());
+        let site = with_pods_and(name, &[&["--set", &setting], dev_args].concat())?;
+        let admin = cluster().admin().namespace("towline");
+        Ok(Self { site, guide: Guide::read()?, folder, admin, begun })
+    }
+
     /// Types commands of the guide, for this cluster; `version` in the place of the guide's.
     fn type_in(&self, commands: &str, version: &str) -> anyhow::Result<Output> {
         self.type_as(commands, version, &[])
@@ -231,22 +258,9 @@ impl Desk {
 
 fn upgrades() -> anyhow::Result<()> {
     grant_in_cluster()?;
-    let begun = Instant::now();
-    // A folder of this name is left out when everything that was written is read for secrets.
-    let folder = scratch("upgrades-desk").join("state");
-    std::fs::create_dir_all(&folder)?;
-    let setting = format!("api.catalogue_dir={:?}", folder.join("catalogue").display().to_string());
-    // The gateway knows of a catalogue when the cluster is connected: its keys are pinned.
-    for word in ["init", "sign"] {
-        let mut command = Command::new(binary("towline"));
-        command.args(["catalogue", word, "--key", "signing.key", "--catalogue", "catalogue"]).current_dir(&folder);
-        run(&mut command, Duration::from_secs(60))?.ok()?;
-    }
     // The train of automatic upgrades has no version at first, so that which one is wanted is for this test to say.
     let train = format!("api.upgrades.train={TRAIN:?}");
-    let site = with_pods_and("upgrades", &["--set", &setting, "--set", &train])?;
-    let admin = cluster().admin().namespace("towline");
-    let desk = Desk { site, guide: Guide::read()?, folder, admin, begun };
+    let desk = Desk::open("upgrades", &["--set", &train])?;
     let guide = &desk.guide;
     for broken in broken() {
         desk.publish(broken.version, "Stable")?;
@@ -349,49 +363,24 @@ fn load_variant(version: &str, fault: &str) -> anyhow::Result<()> {
     if fault == "image" || fault == QUOTA {
         return Ok(());
     }
-    let file = match std::env::var_os("TOWLINE_AGENT_IMAGE_FILE") {
-        Some(file) => PathBuf::from(file),
-        None => {
-            load_image("agent")?;
-            root().join("target/image/agent.tar")
-        }
-    };
-    let folder = scratch(&format!("upgrades-image-{version}"));
-    let (archive, at) = (file.display().to_string(), folder.display().to_string());
-    run(Command::new("tar").args(["--extract", "--file", &archive, "--directory", &at]), Duration::from_secs(60))?
-        .ok()?;
-    let read = |name: &str| -> anyhow::Result<Value> {
-        Ok(serde_json::from_slice(&std::fs::read(folder.join(name)).with_context(|| name.to_owned())?)?)
-    };
-    let mut manifest = read("manifest.json")?;
-    let name = manifest[0]["Config"].as_str().context("no configuration in the image")?.to_owned();
-    let mut config = read(&name)?;
+    let mut image = Image::unpack(&agent_archive()?)?;
     let mut variables = vec![format!("TOWLINE_TEST_VERSION={version}")];
     match fault {
         "" => {}
-        "start" => config["config"]["Entrypoint"] = json!(["/towline-agent", "no-such-word"]),
+        "start" => image.config["config"]["Entrypoint"] = json!(["/towline-agent", "no-such-word"]),
         fault => variables.push(format!("TOWLINE_TEST_FAULT={fault}")),
     }
-    config["config"]["Env"] = json!(variables);
-    std::fs::write(folder.join(&name), config.to_string())?;
-    let sum = run(Command::new("sha256sum").arg(folder.join(&name)), Duration::from_secs(20))?.ok()?;
-    let renamed = format!("{}.json", sum.split_whitespace().next().context("no digest")?);
-    std::fs::rename(folder.join(&name), folder.join(&renamed))?;
-    manifest[0]["Config"] = renamed.into();
-    let tagged = manifest[0]["RepoTags"][0].as_str().context("the image has no name")?;
-    let repository = tagged.rsplit_once(':').context("the image has no tag")?.0.to_owned();
-    manifest[0]["RepoTags"] = json!([format!("{repository}:{version}")]);
-    std::fs::write(folder.join("manifest.json"), manifest.to_string())?;
-    let _ = std::fs::remove_file(folder.join("repositories"));
-    let packed = scratch(&format!("upgrades-packed-{version}")).join("agent.tar");
-    let mut pack = Command::new("tar");
-    pack.args(["--create", "--file", &packed.display().to_string(), "--directory", &at, "."]);
-    run(&mut pack, Duration::from_secs(60))?.ok()?;
-    let mut load = Command::new(root().join("tests/cluster/cluster"));
-    run(load.arg("load-image").arg(&packed), Duration::from_secs(120))?.ok()?;
-    std::fs::remove_file(packed)?;
-    std::fs::remove_dir_all(folder)?;
-    Ok(())
+    image.config["config"]["Env"] = json!(variables);
+    image.load_as(version)
+}
+
+/// The archive of the agents' image, built where it is missing.
+fn agent_archive() -> anyhow::Result<PathBuf> {
+    if let Some(file) = std::env::var_os("TOWLINE_AGENT_IMAGE_FILE") {
+        return Ok(PathBuf::from(file));
+    }
+    load_image("agent")?;
+    Ok(root().join("target/image/agent.tar"))
 }
 
 /// The images of the agents' Deployments.

@@ -12,6 +12,7 @@
 //! | [`proxy`] | a scripted HTTP proxy, good or bad |
 //! | [`git`] | a Git server over TLS with basic authentication, and repositories to push to |
 //! | [`replicas`] | several gateways on one PostgreSQL behind one address, and agents on this machine |
+//! | [`images`] | variants of our images, given to the node |
 //! | [`registry`] | an OCI registry over TLS with basic authentication, and artifacts pushed to it |
 //! | [`tls`] | a server's certificate, of an authority of its own |
 //! | [`raw`] | raw HTTP/1.1 over TLS, for what client libraries would tidy up |
@@ -29,6 +30,7 @@ pub mod case;
 pub mod cluster;
 pub mod curl;
 pub mod git;
+pub mod images;
 pub mod kubectl;
 pub mod leftovers;
 pub mod network;
