@@ -38,7 +38,7 @@ pub use self::{
     deployment::{Deployment, RoleSet},
     extensions::{Extensions, LockedSetting, chart_registry, is_registry, registry, secret_name},
     gitops::{Gitops, proxy_address},
-    guard::{Guard, Owner, service_address},
+    guard::{DecisionCache, Guard, Owner, service_address},
     identity::{IdentitySource, IdentityStore, ManagedIdentity, Via},
     identity_tokens::TokenListener,
     metadata::Metadata,

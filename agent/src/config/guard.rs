@@ -1,6 +1,6 @@
 //! The webhook server that the cluster's apiserver asks about tokens and rights (docs/features.md Z1).
 
-use std::{net::SocketAddr, path::PathBuf};
+use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 use auth::token::{Issuer, ObjectId};
 use daemon::settings::{
@@ -18,6 +18,12 @@ use super::{
 const SERVER_NAMES_MAX: usize = 16;
 /// The most users that are left to the cluster's own RBAC by name.
 const SKIP_USERS_MAX: usize = 1000;
+/// Decisions in the cache, and the most that an operator may set: 0.1 to 0.2 KB each, of a pod's 256 MiB.
+const CACHE_ENTRIES: u32 = 65_536;
+const CACHE_ENTRIES_MAX: u32 = 262_144;
+/// How long a decision stays in the cache, and the longest that an operator may set.
+const CACHE_LIFETIME: Duration = Duration::from_secs(180);
+const CACHE_LIFETIME_MAX: Duration = Duration::from_secs(3600);
 
 /// In the reference.
 pub(super) const TABLE: Table = Table::once(
@@ -42,6 +48,17 @@ pub(super) const TABLE: Table = Table::once(
             "[]",
             "User names, as the apiserver has them, that only the cluster's own RBAC decides about.",
         ),
+        Key::default(
+            "cache_entries",
+            "65536",
+            "The most decisions about rights that the cache has, which the apiserver is answered by when it asks the same again; 0 turns the cache off.",
+        ),
+        Key::default(
+            "cache_allowed_for",
+            "\"3m\"",
+            "How long an allowed decision is cached: never beyond the next snapshot of roles and assignments, or the end of the one that decided; 0s: not at all.",
+        ),
+        Key::default("cache_denied_for", "\"3m\"", "The same for a denied decision."),
     ],
 );
 
@@ -58,8 +75,27 @@ pub struct Guard {
     pub directory: Option<PathBuf>,
     /// Users that only the cluster's own RBAC decides about.
     pub skip_users: Vec<String>,
+    /// The bounds of the cache of decisions.
+    pub cache: DecisionCache,
     /// Whose users these are, and where the apiserver has their ids.
     pub issuers: Vec<Owner>,
+}
+
+/// The bounds of the cache of decisions about rights.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DecisionCache {
+    /// The most decisions; 0: there is no cache.
+    pub entries: u32,
+    /// How long an allowed decision is cached.
+    pub allowed_for: Duration,
+    /// How long a denied decision is cached.
+    pub denied_for: Duration,
+}
+
+impl Default for DecisionCache {
+    fn default() -> Self {
+        Self { entries: CACHE_ENTRIES, allowed_for: CACHE_LIFETIME, denied_for: CACHE_LIFETIME }
+    }
 }
 
 /// An issuer, as its users' names tell it.
@@ -109,13 +145,18 @@ pub(super) fn read(
     if skip_users.len() > SKIP_USERS_MAX {
         out.push(section.key("skip_users"), format_args!("expected at most {SKIP_USERS_MAX}"));
     }
+    let mut cache = DecisionCache::default();
+    cache.entries = section.number("cache_entries", 0..=CACHE_ENTRIES_MAX, out).unwrap_or(cache.entries);
+    let lifetimes = Duration::ZERO..=CACHE_LIFETIME_MAX;
+    cache.allowed_for = section.duration("cache_allowed_for", lifetimes.clone(), out).unwrap_or(cache.allowed_for);
+    cache.denied_for = section.duration("cache_denied_for", lifetimes, out).unwrap_or(cache.denied_for);
     if !roles.runs(Deployment::Guard) {
         out.push(section.key("listen"), is_for(Deployment::Guard, "it answers the apiserver"));
     }
     let key = section.key("listen");
     section.end(out);
     let issuers = owners(issuers, impersonation, &key, out);
-    Some(Guard { listen: listen?, server_names, server, directory, skip_users, issuers })
+    Some(Guard { listen: listen?, server_names, server, directory, skip_users, cache, issuers })
 }
 
 /// A SubjectAccessReview names a user and no issuer: which one it is, the prefix of the name tells, and what assignments
@@ -155,11 +196,11 @@ fn owners(issuers: &[Issuer], impersonation: &Impersonation, key: &str, out: &mu
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
+    use std::{path::Path, time::Duration};
 
     use auth::token::ObjectId;
 
-    use super::Owner;
+    use super::{DecisionCache, Owner};
     use crate::config::Config;
 
     const REST: &str = "roles = \"guard\"\n[gateway]\nurl = \"https://gw\"\ncertificate_file = \"c\"\nkey_file = \"k\"\n\
@@ -190,6 +231,29 @@ mod tests {
         let faults = read(&issuer("a", "uid_claim = \"employee\"\n")).unwrap_err();
         assert!(faults.iter().any(|fault| fault.contains("does not learn")), "{faults:?}");
         assert!(read(&issuer("a", "uid_claim = \"employee\"\nextra = { oid = \"sub\" }\n")).is_ok());
+    }
+
+    #[test]
+    fn z8_bounds_of_the_cache_are_settings_and_bad_ones_are_named() {
+        let issuer = "[[issuers]]\nname = \"a\"\nurl = \"https://a\"\n";
+        let read = |lines: &str| Config::parse(&format!("{REST}{lines}{issuer}"), Path::new("/etc/towline"));
+        let cache = |lines: &str| read(lines).unwrap().guard.unwrap().cache;
+        let (three, hour) = (Duration::from_secs(180), Duration::from_secs(3600));
+        assert_eq!(cache(""), DecisionCache { entries: 65_536, allowed_for: three, denied_for: three });
+        let set = "cache_entries = 262144\ncache_allowed_for = \"1h\"\ncache_denied_for = \"0s\"\n";
+        assert_eq!(cache(set), DecisionCache { entries: 262_144, allowed_for: hour, denied_for: Duration::ZERO });
+        assert_eq!(cache("cache_entries = 0\n").entries, 0);
+        for (key, values) in [
+            ("cache_entries", &["262145", "-1", "\"many\""][..]),
+            ("cache_allowed_for", &["\"61m\"", "180", "\"-1s\""]),
+            ("cache_denied_for", &["\"61m\"", "\"3\"", "true"]),
+        ] {
+            for value in values {
+                let faults = read(&format!("{key} = {value}\n")).unwrap_err().0;
+                let named = format!("guard.{key}: ");
+                assert!(faults.iter().any(|fault| fault.to_string().starts_with(&named)), "{value}: {faults:?}");
+            }
+        }
     }
 
     #[test]

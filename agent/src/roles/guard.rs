@@ -10,8 +10,9 @@
 //!
 //! | module | what it holds |
 //! |---|---|
-//! | [`access`] | what somebody may do, in guard's order and with its reasons; the cache of decisions |
+//! | [`access`] | what somebody may do, in guard's order and with its reasons |
 //! | [`answer`] | a request and its answer; the bounds of both |
+//! | [`cache`] | the cache of decisions |
 //! | [`handshakes`] | the TLS handshakes in progress, and their bounds |
 //! | [`keeper`] | the certificates: made, kept and renewed here, and the files that the apiserver is given (Z10) |
 //! | [`review`] | the two kinds of questions, read and written |
@@ -19,6 +20,7 @@
 
 pub mod access;
 pub mod answer;
+pub mod cache;
 pub mod handshakes;
 pub mod keeper;
 pub mod review;
@@ -172,8 +174,8 @@ impl Guard {
             health: parts.health.of(NAME),
             authorizer: Some(judges.authorizer.clone()).filter(|authorizer| authorizer.is_on()),
         };
-        let access =
-            Access::new(judges.authorizer, settings.issuers.clone(), judges.names.clone(), &settings.skip_users);
+        let (owners, names) = (settings.issuers.clone(), judges.names.clone());
+        let access = Access::new(judges.authorizer, owners, names, &settings.skip_users, settings.cache);
         let tokens = Tokens { authenticator: judges.authenticator, names: judges.names };
         Ok(Self::new(listener, keeper, Desk::new(tokens, access, parts.clock.clone())))
     }

@@ -129,6 +129,12 @@ pub struct KeptGuard {
     pub cluster_ip: String,
     /// Users that only the cluster's own RBAC decides about.
     pub skip_users: Vec<String>,
+    /// The most decisions in its cache; `None`: what the chart says.
+    pub cache_entries: Option<u32>,
+    /// How long allowed decisions are cached; empty: what the chart says.
+    pub cache_allowed_for: String,
+    /// How long denied decisions are cached; empty: what the chart says.
+    pub cache_denied_for: String,
 }
 
 /// What an extension-manager was told.
@@ -344,6 +350,9 @@ impl KeptObjects {
             server: word(Some(table), "server"),
             cluster_ip: text(&self.guard_service["spec"]["clusterIP"]),
             skip_users: words(table, "skip_users"),
+            cache_entries: table.get("cache_entries").and_then(|count| count.as_integer()?.try_into().ok()),
+            cache_allowed_for: word(Some(table), "cache_allowed_for"),
+            cache_denied_for: word(Some(table), "cache_denied_for"),
         }))
     }
 
@@ -511,10 +520,15 @@ mod tests {
         (guard.enabled, guard.cluster_ip, guard.skip_users) =
             (true, "10.96.0.20".to_owned(), vec!["break-glass".to_owned()]);
         guard.server = "https://guard.example.org:8444".to_owned();
+        (guard.cache_entries, guard.cache_allowed_for, guard.cache_denied_for) =
+            (1000, "1h".to_owned(), "10s".to_owned());
         let expected = KeptGuard {
             server: "https://guard.example.org:8444".to_owned(),
             cluster_ip: "10.96.0.20".to_owned(),
             skip_users: vec!["break-glass".to_owned()],
+            cache_entries: Some(1000),
+            cache_allowed_for: "1h".to_owned(),
+            cache_denied_for: "10s".to_owned(),
         };
         assert_eq!(told(&values).kept().unwrap().guard, Some(expected));
     }
@@ -537,6 +551,8 @@ mod tests {
         values.proxy.password = SecretString::from("geheim");
         (values.upgrades.enabled, values.upgrades.catalogue_keys) = (true, vec!["PEM3".to_owned()]);
         values.upgrades.window = "1m".to_owned();
+        (values.guard.enabled, values.guard.cache_entries) = (true, 0);
+        values.guard.cache_denied_for = "10s".to_owned();
         let mut there = told(&values);
         there.proxy = Value::Null;
         // As the version that is there hands it to the one that follows.

@@ -149,6 +149,9 @@ fn guard(values: &Values, namespace: &str) -> String {
     if !guard.skip_users.is_empty() {
         out.key("skip_users", &guard.skip_users);
     }
+    out.key("cache_entries", guard.cache_entries);
+    out.key("cache_allowed_for", &guard.cache_allowed_for);
+    out.key("cache_denied_for", &guard.cache_denied_for);
     out.table("limits");
     out.key("drain_grace", &values.limits.drain_grace);
     log_and_admin(&mut out, values);

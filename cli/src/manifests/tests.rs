@@ -103,6 +103,9 @@ fn sets() -> Vec<(&'static str, Values)> {
                 v.guard.server = "https://guard.example.org:8444".to_owned();
                 v.guard.cluster_ip = "10.96.0.20".to_owned();
                 v.guard.skip_users = vec!["break-glass".to_owned()];
+                v.guard.cache_entries = 0;
+                v.guard.cache_allowed_for = "1h".to_owned();
+                v.guard.cache_denied_for = "10s".to_owned();
                 v.guard.replicas = 1;
                 v.guard.service_account.annotations.insert("a".to_owned(), "b".to_owned());
                 v.issuers = serde_json::from_value(json!([{"name": "b", "url": "https://b", "ca": PEM}])).unwrap();

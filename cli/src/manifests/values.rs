@@ -92,7 +92,8 @@ section! {
     /// The apiserver's own webhook for tokens and rights.
     Guard {
         enabled: bool, port: u16, server: String, #[serde(rename = "clusterIP")] cluster_ip: String, skip_users: Vec<String>,
-        replicas: u32, resources: Value, service_account: Account,
+        cache_entries: u32, cache_allowed_for: String, cache_denied_for: String, replicas: u32, resources: Value,
+        service_account: Account,
     }
 }
 section! {

@@ -4,41 +4,33 @@
 //! | who asks for what | answer |
 //! |---|---|
 //! | users and service accounts of Kubernetes (`system:`), users in `skip_users`, users whose token guard has not judged | no opinion |
-//! | what was decided a moment ago | the same |
+//! | what was decided before, while that is cached | the same |
 //! | discovery | allowed |
 //! | to impersonate a name that the tunnel lets nobody ask for | denied |
 //! | what an assignment allows | allowed |
 //! | what none allows | denied |
-//! | without a snapshot, or after it has expired | denied, with an error: not remembered |
+//! | without a snapshot, or after it has expired | denied, with an error: not cached |
 
-use std::{
-    collections::HashSet,
-    sync::Arc,
-    time::{Duration, SystemTime},
-};
+use std::{collections::HashSet, sync::Arc, time::SystemTime};
 
 use auth::{
     kubernetes::RequestInfo,
     rbac::{kubernetes::is_discovery, principal::principals_of},
     token::ObjectId,
 };
-use quick_cache::sync::Cache;
 use serde_json::{Value, json};
 
-use super::review::Question;
+use super::{
+    cache::{Cache, Digest},
+    review::Question,
+};
 use crate::{
-    config::Owner,
-    metrics,
+    config::{DecisionCache, Owner},
     roles::kube_aad_proxy::{
-        authorize::{Authorizer, Edition, Reviewed},
+        authorize::{Authorizer, Reviewed},
         impersonate::{ISSUER, Names},
     },
 };
-
-/// How long a decision is remembered, unless another snapshot comes first.
-pub const REMEMBER: Duration = Duration::from_secs(180);
-/// Decisions remembered at most; each is of one size, about 100 bytes.
-const REMEMBERED_MAX: usize = 65_536;
 
 /// The reasons of Arc's guard, word by word.
 const ALLOWED: &str = "Access allowed by Azure RBAC";
@@ -46,9 +38,6 @@ const NOT_ALLOWED: &str = "User does not have access to the resource in Azure. U
 /// By this one is told who is asked.
 pub const NO_OPINION: &str = "Azure does not have opinion for this user.";
 const FAILED: &str = "Access denied due to Azure RBAC check failure. Please retry later.";
-
-/// Whose decision it is: a digest of the question.
-pub type Digest = [u8; 32];
 
 /// The decision about one question.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -64,6 +53,10 @@ pub enum Decision {
 }
 
 impl Decision {
+    fn of(allowed: bool) -> Self {
+        if allowed { Self::Allowed } else { Self::Denied }
+    }
+
     /// As a label of metrics.
     pub fn as_str(self) -> &'static str {
         match self {
@@ -88,38 +81,35 @@ impl Decision {
     }
 }
 
-#[derive(Clone, Copy)]
-struct Remembered {
-    allowed: bool,
-    by: Edition,
-    until: SystemTime,
-}
-
-/// Decides reviews of rights, and remembers decisions for a while.
+/// Decides reviews of rights, and caches decisions.
 pub struct Access {
     authorizer: Arc<Authorizer>,
     /// The longest prefix first.
     owners: Vec<Owner>,
     names: Names,
     skipped: HashSet<String>,
-    remembered: Cache<Digest, Remembered>,
+    cache: Cache,
 }
 
 impl Access {
     /// For the users of `owners`, but for those in `skipped`; `names` is whom they may impersonate, if a role says so.
-    pub fn new(authorizer: Arc<Authorizer>, owners: Vec<Owner>, names: Names, skipped: &[String]) -> Self {
+    /// Decisions are cached within `bounds`.
+    pub fn new(
+        authorizer: Arc<Authorizer>,
+        owners: Vec<Owner>,
+        names: Names,
+        skipped: &[String],
+        bounds: DecisionCache,
+    ) -> Self {
         let skipped = skipped.iter().cloned().collect();
-        Self { authorizer, owners, names, skipped, remembered: Cache::new(REMEMBERED_MAX) }
+        Self { authorizer, owners, names, skipped, cache: Cache::new(bounds) }
     }
 
     /// Decides a question, of which `digest` is one of everything in it.
     pub fn decide(&self, question: &Question, digest: Digest, now: SystemTime) -> Decision {
         let Some(object_id) = self.object_id(question) else { return Decision::NoOpinion };
-        let current = self.authorizer.edition(now);
-        let known = self.remembered.get(&digest).filter(|known| Some(known.by) == current && now < known.until);
-        metrics::review_cached(known.is_some());
-        if let Some(known) = known {
-            return if known.allowed { Decision::Allowed } else { Decision::Denied };
+        if let Some(allowed) = self.cache.get(&digest, self.authorizer.edition(now), now) {
+            return Decision::of(allowed);
         }
         let principals = principals_of(&object_id, question.groups.iter().map(String::as_str));
         let reviewed = self.authorizer.review(&principals, &question.info, &question.path, now);
@@ -130,9 +120,8 @@ impl Access {
             Reviewed::Unknown => Decision::Failed,
             Reviewed::Decided { allowed, at, changes } => {
                 let allowed = allowed && self.may_be_named(&question.info);
-                let until = changes.map_or(now + REMEMBER, |changes| changes.min(now + REMEMBER));
-                self.remembered.insert(digest, Remembered { allowed, by: at, until });
-                if allowed { Decision::Allowed } else { Decision::Denied }
+                self.cache.keep(digest, allowed, at, changes, now);
+                Decision::of(allowed)
             }
         }
     }

@@ -30,7 +30,7 @@ use serde_json::{Value, json};
 
 use super::{access::Decision, *};
 use crate::{
-    config::{Impersonation, Owner},
+    config::{DecisionCache, Impersonation, Owner},
     identity::clock::{SharedClock, SystemClock, TokioClock},
     roles::{
         guard::review::Question,
@@ -93,8 +93,12 @@ impl Site {
     }
 
     fn access(&self) -> Access {
+        self.access_that_caches(DecisionCache::default())
+    }
+
+    fn access_that_caches(&self, bounds: DecisionCache) -> Access {
         let owner = Owner { issuer: "test".to_owned(), prefix: String::new(), object_id: ObjectId::Uid };
-        Access::new(self.authorizer.clone(), vec![owner], Self::names(), &["break-glass".to_owned()])
+        Access::new(self.authorizer.clone(), vec![owner], Self::names(), &["break-glass".to_owned()], bounds)
     }
 
     fn desk(&self) -> Desk {
@@ -222,7 +226,7 @@ fn question(attributes: &Value) -> Question {
     Question::read("v1", access_review(attributes)["spec"].clone()).unwrap()
 }
 
-fn digest(question: &Question) -> access::Digest {
+fn digest(question: &Question) -> cache::Digest {
     let mut digest = [0; 32];
     digest.copy_from_slice(
         aws_lc_rs::digest::digest(&aws_lc_rs::digest::SHA256, format!("{question:?}").as_bytes()).as_ref(),
@@ -559,7 +563,7 @@ async fn z7_a_user_is_of_the_issuer_whose_prefix_the_name_has() {
         object_id,
     };
     let owners = vec![owner("corp", "corp:", ObjectId::Extra("oid".to_owned())), owner("test", "", ObjectId::Uid)];
-    let access = Access::new(site.authorizer.clone(), owners, Site::names(), &[]);
+    let access = Access::new(site.authorizer.clone(), owners, Site::names(), &[], DecisionCache::default());
     let corp = |oid: Value| json!({"user": "corp:jane", "extra": {"towline.io/issuer": ["corp"], "oid": oid}});
     let decide = |change: Value| {
         let mut attributes = pods("dev");
@@ -662,7 +666,7 @@ async fn z8_decisions_are_kept_for_three_minutes_or_to_the_next_snapshot() {
     let key = digest(&asked);
     assert_eq!(access.decide(&asked, key, site.now), Decision::Allowed);
     // Asked under the digest of the first one, the second one shows what is kept.
-    let late = site.now + access::REMEMBER;
+    let late = site.now + Duration::from_secs(180);
     assert_eq!(access.decide(&other, key, late - Duration::from_secs(1)), Decision::Allowed);
     assert_eq!(access.decide(&other, key, late), Decision::Denied);
     assert_eq!(
@@ -672,6 +676,71 @@ async fn z8_decisions_are_kept_for_three_minutes_or_to_the_next_snapshot() {
     );
     site.tell(2, true, "", Duration::from_secs(3600)).await;
     assert_eq!(access.decide(&other, key, late), Decision::Allowed, "another snapshot, another decision");
+}
+
+#[tokio::test]
+async fn z8_allowed_and_denied_decisions_are_cached_for_as_long_as_is_set() {
+    let site = site();
+    site.tell(1, true, "/namespaces/dev", Duration::from_secs(3600)).await;
+    let (may, may_not) = (question(&pods("dev")), question(&pods("prod")));
+    let later = |seconds| site.now + Duration::from_secs(seconds);
+    let access = site.access_that_caches(DecisionCache {
+        allowed_for: Duration::from_secs(60),
+        denied_for: Duration::from_secs(5),
+        ..DecisionCache::default()
+    });
+    // Asked under the digest of the one, the other shows what is cached.
+    for (first, second, seconds) in [(&may, &may_not, 60), (&may_not, &may, 5)] {
+        let key = digest(first);
+        let decided = access.decide(first, key, site.now);
+        assert_eq!(access.decide(second, key, later(seconds - 1)), decided, "{seconds}");
+        assert_ne!(access.decide(second, key, later(seconds)), decided, "{seconds}");
+    }
+    let access = site.access_that_caches(DecisionCache { denied_for: Duration::ZERO, ..DecisionCache::default() });
+    let key = digest(&may_not);
+    assert_eq!(access.decide(&may_not, key, site.now), Decision::Denied);
+    assert_eq!(access.decide(&may, key, site.now), Decision::Allowed, "what is denied is not cached");
+    assert_eq!(access.decide(&may_not, key, site.now), Decision::Allowed, "what is allowed is");
+}
+
+/// However long decisions may be cached, none outlives the statement that signs the snapshot it was made by.
+#[tokio::test]
+async fn z8_no_decision_is_cached_beyond_the_end_of_its_snapshot() {
+    let site = site();
+    site.tell(1, true, "/namespaces/dev", Duration::from_secs(60)).await;
+    let hour = Duration::from_secs(3600);
+    let bounds = DecisionCache { allowed_for: hour, denied_for: hour, ..DecisionCache::default() };
+    let access = site.access_that_caches(bounds);
+    let asked = question(&pods("dev"));
+    let decide = |seconds| access.decide(&asked, digest(&asked), site.now + Duration::from_secs(seconds));
+    assert_eq!((decide(0), decide(59)), (Decision::Allowed, Decision::Allowed));
+    assert_eq!(decide(60), Decision::Failed);
+}
+
+#[tokio::test]
+async fn z8_cache_is_bounded_and_nothing_is_cached_with_no_entries() {
+    let site = site();
+    site.tell(1, true, "/namespaces/dev", Duration::from_secs(3600)).await;
+    let (may, may_not) = (question(&pods("dev")), question(&pods("prod")));
+    let numbered = |number: u32| {
+        let mut digest = [0; 32];
+        digest[..4].copy_from_slice(&number.to_be_bytes());
+        digest
+    };
+    // How many of 10,000 allowed decisions are cached: they are found where the question under their digest is another.
+    // What is denied is not cached, so that looking displaces nothing.
+    let cached = |entries| {
+        let bounds = DecisionCache { entries, denied_for: Duration::ZERO, ..DecisionCache::default() };
+        let access = site.access_that_caches(bounds);
+        for number in 0..10_000 {
+            assert_eq!(access.decide(&may, numbered(number), site.now), Decision::Allowed);
+        }
+        let answered = |number: &u32| access.decide(&may_not, numbered(*number), site.now) == Decision::Allowed;
+        (0..10_000).filter(answered).count()
+    };
+    assert_eq!((cached(0), cached(65_536)), (0, 10_000));
+    let some = cached(100);
+    assert!((1..=200).contains(&some), "{some}");
 }
 
 /// Of 1,000 questions of ten kinds ten are decided, and the others are answered by what was decided.

@@ -301,6 +301,9 @@ fn answer_the_apiserver(values: &mut Values, args: &AgentArgs, kept: Option<Kept
     let kept = kept.unwrap_or_default();
     guard.server = args.guard_server.clone().unwrap_or(kept.server);
     (guard.cluster_ip, guard.skip_users) = (kept.cluster_ip, kept.skip_users);
+    guard.cache_entries = kept.cache_entries.unwrap_or(guard.cache_entries);
+    keep_text(&mut guard.cache_allowed_for, kept.cache_allowed_for);
+    keep_text(&mut guard.cache_denied_for, kept.cache_denied_for);
     Ok(())
 }
 
@@ -329,16 +332,17 @@ fn upgrade_by_themselves(
     };
     let upgrades = &mut values.upgrades;
     (upgrades.enabled, upgrades.catalogue_keys, upgrades.catalogue_id) = (true, keys, catalogue);
-    for (value, kept) in [
-        (&mut upgrades.interval, kept.interval),
-        (&mut upgrades.window, kept.window),
-        (&mut upgrades.timeout, kept.timeout),
-    ] {
-        if !kept.is_empty() {
-            *value = kept;
-        }
-    }
+    keep_text(&mut upgrades.interval, kept.interval);
+    keep_text(&mut upgrades.window, kept.window);
+    keep_text(&mut upgrades.timeout, kept.timeout);
     Ok(())
+}
+
+/// Keeps what the agents that are there were told; empty: they were told nothing.
+fn keep_text(value: &mut String, kept: String) {
+    if !kept.is_empty() {
+        *value = kept;
+    }
 }
 
 fn decide_by_roles(values: &mut Values) -> Outcome<()> {

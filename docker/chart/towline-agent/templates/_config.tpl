@@ -250,6 +250,9 @@ server = {{ toJson . }}
 {{- with .Values.guard.skipUsers }}
 skip_users = {{ toJson . }}
 {{- end }}
+cache_entries = {{ int .Values.guard.cacheEntries }}
+cache_allowed_for = {{ toJson .Values.guard.cacheAllowedFor }}
+cache_denied_for = {{ toJson .Values.guard.cacheDeniedFor }}
 
 [limits]
 drain_grace = {{ toJson .Values.limits.drainGrace }}
