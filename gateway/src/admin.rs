@@ -220,6 +220,7 @@ async fn replicas(State(admin): Shared) -> Response {
                 "version": replica.version,
                 "applied": replica.applied(),
                 "reachable": replica.is_reachable(),
+                "settings_differ": replicas.differences(replica),
             })
         })
         .collect();

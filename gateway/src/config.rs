@@ -3,6 +3,7 @@
 
 pub mod agents;
 pub mod api;
+pub mod common;
 pub mod egress;
 pub mod issuer;
 pub mod quotas;

@@ -38,7 +38,7 @@ use crate::{
     api_error::ApiError,
     aside::following,
     catalogue::Catalogue,
-    config::api::Api,
+    config::{Config, api::Api, common::Fingerprint},
     directory::{DELETED, Deciding, Directory},
     events::Notices,
     fleet::registry::Registry,
@@ -593,5 +593,10 @@ impl Control {
     /// Decrypts what was sealed under the same key; `None` if it was not.
     pub fn unseal(&self, key: &str, sealed: &[u8]) -> Option<serde_json::Value> {
         serde_json::from_slice(&self.protector.unseal(key, sealed).ok()?).ok()
+    }
+
+    /// What other replicas compare of a configuration, with hashes by the store key.
+    pub fn fingerprint(&self, config: &Config) -> Fingerprint {
+        Fingerprint::of(config, &self.protector)
     }
 }

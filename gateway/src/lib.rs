@@ -368,6 +368,9 @@ impl Gateway {
         if let Some(control) = &control {
             control.set_replicas(Arc::clone(&metrics), replicas.clone());
         }
+        if let (Some(replicas), Some(control)) = (&replicas, &control) {
+            replicas.set_fingerprint(control.fingerprint(&config));
+        }
         let hops = replicas
             .as_ref()
             .map(|replicas| Arc::new(Hops::new(Arc::clone(replicas), Arc::clone(&trust), Arc::clone(&metrics))));

@@ -67,6 +67,8 @@ pub struct ReplicaFigures {
     pub clusters_elsewhere: usize,
     /// Whether this one admits requests.
     pub admits: bool,
+    /// Other living replicas whose settings differ from this one's, of those that all share.
+    pub settings_differ: usize,
 }
 
 /// The gateway's metrics.
@@ -145,6 +147,7 @@ const LEASE_AGE: &str = "gateway_replica_lease_age_seconds";
 const REVISION_LAG: &str = "gateway_replica_revision_lag";
 const CLUSTERS_ELSEWHERE: &str = "gateway_replica_clusters_elsewhere";
 const ADMITS: &str = "gateway_replica_admits";
+const SETTINGS_DIFFER: &str = "gateway_replicas_settings_differ";
 const TASKS: &str = "gateway_tasks";
 
 impl Default for Metrics {
@@ -341,6 +344,8 @@ impl Metrics {
         describe(REVISION_LAG, Unit::Count, "Revisions of the store that the slowest replica has not applied yet");
         describe(CLUSTERS_ELSEWHERE, Unit::Count, "Clusters with tunnels at other replicas");
         describe(ADMITS, Unit::Count, "1 while this replica admits requests, 0 while it is fenced");
+        let text = "Other living replicas whose settings differ from this one's, of those that all are to share";
+        describe(SETTINGS_DIFFER, Unit::Count, text);
     }
 
     /// Sets what is known of the replicas.
@@ -353,6 +358,7 @@ impl Metrics {
             set(REPLICAS_ALIVE, figures.alive as f64);
             set(REVISION_LAG, figures.lag as f64);
             set(CLUSTERS_ELSEWHERE, figures.clusters_elsewhere as f64);
+            set(SETTINGS_DIFFER, figures.settings_differ as f64);
         }
         set(LEASE_AGE, figures.lease_age.as_secs_f64());
         set(ADMITS, f64::from(u8::from(figures.admits)));

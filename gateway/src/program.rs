@@ -86,8 +86,8 @@ enum Command {
         #[arg(long)]
         to: PathBuf,
     },
-    /// Shows the gateways that share the store: names, versions, addresses, tunnels, how far each follows, and the age of
-    /// its lease. Prints JSON.
+    /// Shows the gateways that share the store: names, versions, addresses, tunnels, how far each follows, the age of
+    /// its lease, and in which settings they differ that all are to share. Prints JSON.
     Replicas,
     /// The local users of the built-in issuer: add, list, disable, enable, remove. Prints JSON.
     User {

@@ -53,6 +53,8 @@ pub struct Reloader {
     core: Arc<Core>,
     quic: Arc<Listener>,
     config: ArcSwap<Config>,
+    /// What the gateway began with, of which a reload replaces a part.
+    started: Config,
     /// As the issuers' own files (CA, keys) were when the verifier was made.
     issuer_files: ArcSwap<Vec<Option<Stamp>>>,
     /// As all files were before this gateway read them.
@@ -68,6 +70,7 @@ impl Reloader {
             quic,
             first,
             issuer_files: ArcSwap::from_pointee(issuer_looks(&config.dynamic)),
+            started: config.clone(),
             config: ArcSwap::from_pointee(config),
             one_at_a_time: tokio::sync::Mutex::new(()),
         }
@@ -109,6 +112,7 @@ impl Reloader {
             tracing::warn!("changes in {} take effect at the next start", fixed.join(", "));
         }
         self.warn_of_other_replicas(&next);
+        self.tell_replicas(&next);
         self.config.store(Arc::new(next));
         Ok(())
     }
@@ -151,6 +155,13 @@ impl Reloader {
         }
     }
 
+    /// Has other replicas compare the settings that are in force now.
+    fn tell_replicas(&self, next: &Config) {
+        if let (Some(replicas), Some(control)) = (&self.core.replicas, &self.core.control) {
+            replicas.set_fingerprint(control.fingerprint(&in_force(&self.started, next)));
+        }
+    }
+
     /// Takes other clusters, issuers and grants, for programs that hold the configuration themselves.
     pub async fn replace(&self, dynamic: Dynamic) -> Result<(), ReloadError> {
         let _alone = self.one_at_a_time.lock().await;
@@ -158,7 +169,9 @@ impl Reloader {
         let next = self.snapshot(&old.dynamic, &dynamic)?;
         self.core.snapshots.replace(next.trusting(self.core.roots()));
         self.core.snapshots.load().warn_of_shadowed();
-        self.config.store(Arc::new(Config { dynamic, ..Config::clone(&old) }));
+        let next = Config { dynamic, ..Config::clone(&old) };
+        self.tell_replicas(&next);
+        self.config.store(Arc::new(next));
         Ok(())
     }
 
@@ -209,6 +222,20 @@ pub fn first_looks(config: &Config) -> Vec<Option<Stamp>> {
         looks[0] = config.looked;
     }
     looks
+}
+
+/// The settings in force after a reload: those that it does not take are as they were at the start, see [`fixed`].
+fn in_force(started: &Config, next: &Config) -> Config {
+    let mut now = Config {
+        agents: next.agents.clone(),
+        limits: next.limits.clone(),
+        dynamic: next.dynamic.clone(),
+        ..started.clone()
+    };
+    if let (Some(now), Some(next)) = (&mut now.api, &next.api) {
+        now.ca.clone_from(&next.ca);
+    }
+    now
 }
 
 /// Sections that a reload does not take and that have changed.
@@ -308,6 +335,18 @@ mod tests {
             next.limits.connections += 1;
         };
         assert_eq!(changed(taken), Vec::<&str>::new());
+        // What waits is not in force, and all else is.
+        let mut next = old.clone();
+        both(&mut next);
+        taken(&mut next);
+        next.api = old.api.clone();
+        next.api.as_mut().unwrap().ca = Some("another".to_owned());
+        next.api.as_mut().unwrap().operation_timeout *= 2;
+        let now = in_force(&old, &next);
+        assert_eq!(fixed(&old, &now), Vec::<&str>::new());
+        assert_eq!(fixed(&now, &next), ["[listen]", "[api]"]);
+        assert_eq!((&now.agents, now.limits.connections), (&next.agents, next.limits.connections));
+        assert_eq!(now.api.unwrap().ca.as_deref(), Some("another"));
         let (mut one, mut two) = (old.clone(), old.clone());
         on_server(&mut one, "one", "one.url");
         on_server(&mut two, "two", "two.url");

@@ -17,6 +17,7 @@ pub mod keep;
 pub mod show;
 
 use std::{
+    collections::HashMap,
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering},
@@ -24,7 +25,7 @@ use std::{
     time::Duration,
 };
 
-use arc_swap::ArcSwap;
+use arc_swap::{ArcSwap, ArcSwapOption};
 use tokio::{
     sync::{Notify, futures::Notified, watch},
     time::Instant,
@@ -35,11 +36,13 @@ use self::holders::{Count, Holders, Number};
 use crate::{
     config::{
         Config,
+        common::Fingerprint,
         replicas::{Replicas as Settings, STALE_FOR},
     },
     store::{
         Store,
-        replicas::{Applied, Unrenewed},
+        protect::Protector,
+        replicas::{Applied, Row, Unrenewed},
     },
 };
 
@@ -67,6 +70,8 @@ pub struct Replica {
     pub version: String,
     /// How long it goes on once its lease has ended; `None` where it does not say.
     pub stale_for: Option<Duration>,
+    /// Of its settings that all replicas share; `None` where it does not say.
+    fingerprint: ArcSwapOption<Fingerprint>,
     number: Number,
     applied: AtomicI64,
     /// When its lease was renewed last, by the database's clock.
@@ -132,6 +137,8 @@ pub struct Seen {
     pub serves: bool,
     /// How long it goes on once its lease has ended; `None` where it does not say.
     pub stale_for: Option<Duration>,
+    /// Of its settings that all replicas share; `None` where it does not say.
+    pub fingerprint: Option<Fingerprint>,
 }
 
 /// Time since the machine started, which goes on while it is suspended. Tests bring their own.
@@ -156,6 +163,10 @@ pub struct Replicas {
     /// Those, and the ones that may go on without the database.
     serving: watch::Sender<Arc<[Arc<Replica>]>>,
     holders: Holders,
+    /// Of the settings in force here that all replicas share.
+    fingerprint: ArcSwapOption<Fingerprint>,
+    /// Differences that the log has, by the names of the other replicas.
+    noticed: Mutex<HashMap<String, Vec<String>>>,
     /// The number of the next start that is seen.
     next: Mutex<Number>,
     /// Told when a replica has applied more, or is gone.
@@ -181,6 +192,8 @@ impl Replicas {
             alive: watch::Sender::new(Arc::from([])),
             serving: watch::Sender::new(Arc::from([])),
             holders: Holders::default(),
+            fingerprint: ArcSwapOption::empty(),
+            noticed: Mutex::default(),
             next: Mutex::new(0),
             progress: watch::Sender::new(()),
             look: Notify::new(),
@@ -387,20 +400,13 @@ impl Replicas {
             let same = known.iter().find(|known| known.name == row.name && known.generation == row.generation);
             let replica = same.map(Arc::clone).unwrap_or_else(|| {
                 *next += 1;
-                if let Some(theirs) = row.stale_for.filter(|theirs| *theirs != self.settings.stale_for) {
-                    tracing::warn!(
-                        replica = row.name,
-                        ?theirs,
-                        own = ?self.settings.stale_for,
-                        "a replica has another [replicas] stale_for: it is to be the same at all"
-                    );
-                }
                 Arc::new(Replica {
                     name: row.name.clone(),
                     generation: row.generation,
                     address: row.address.clone(),
                     version: row.version.clone(),
                     stale_for: row.stale_for,
+                    fingerprint: ArcSwapOption::empty(),
                     number: *next,
                     applied: AtomicI64::new(row.applied),
                     renewed: AtomicI64::new(row.renewed_ms),
@@ -421,6 +427,7 @@ impl Replicas {
             }
             replica.alive.store(row.alive, Ordering::Release);
             replica.serves.store(row.serves, Ordering::Release);
+            replica.fingerprint.store(row.fingerprint.clone().map(Arc::new));
             now.push(replica);
         }
         let gone: Vec<Number> =
@@ -430,6 +437,7 @@ impl Replicas {
         };
         let (alive, serving) = (those(Replica::has_lease), those(|replica| replica.serves.load(Ordering::Relaxed)));
         self.known.store(Arc::new(now));
+        self.log_differences();
         gone.into_iter().for_each(|number| self.holders.forget(number));
         self.progress.send_replace(());
         for (told, these) in [(&self.alive, alive), (&self.serving, serving)] {
@@ -440,6 +448,64 @@ impl Replicas {
                 !same
             });
         }
+    }
+
+    /// Has the others know the settings in force here. At the start, and when a reload may have changed them.
+    pub fn set_fingerprint(&self, fingerprint: Fingerprint) {
+        self.fingerprint.store(Some(Arc::new(fingerprint)));
+        self.log_differences();
+        self.look.notify_one();
+    }
+
+    /// What others are to know of the settings in force here.
+    pub fn fingerprint(&self) -> Option<Arc<Fingerprint>> {
+        self.fingerprint.load_full()
+    }
+
+    /// Groups of settings that all replicas are to share, and in which another one differs from this one; `None` where
+    /// it does not say what it has.
+    pub fn differences(&self, replica: &Replica) -> Option<Vec<String>> {
+        let (own, theirs) = self.fingerprint().zip(replica.fingerprint.load_full())?;
+        Some(own.differences(&theirs))
+    }
+
+    /// How many living replicas have other settings than this one.
+    pub fn differing(&self) -> usize {
+        let differs = |replica: &&Arc<Replica>| self.differences(replica).is_some_and(|groups| !groups.is_empty());
+        self.others().iter().filter(differs).count()
+    }
+
+    /// Logs once how the settings of each other replica differ, and once that they no longer do.
+    fn log_differences(&self) {
+        for (replica, groups) in self.news() {
+            if groups.is_empty() {
+                tracing::info!(replica, "settings no longer differ from those of another replica");
+            } else {
+                let settings = groups.join(", ");
+                tracing::warn!(
+                    replica,
+                    settings,
+                    "settings differ from those of another replica, and are to be the same"
+                );
+            }
+        }
+    }
+
+    /// Living replicas whose differences are not those that were noticed last.
+    fn news(&self) -> Vec<(String, Vec<String>)> {
+        let known = self.known.load();
+        let mut noticed = self.noticed.lock().unwrap_or_else(PoisonError::into_inner);
+        noticed.retain(|name, _| known.iter().any(|replica| replica.name == *name));
+        let mut news = Vec::new();
+        for replica in known.iter().filter(|replica| replica.has_lease()) {
+            // One that has just started again does not say yet.
+            let Some(groups) = self.differences(replica) else { continue };
+            let before = noticed.insert(replica.name.clone(), groups.clone()).unwrap_or_default();
+            if before != groups {
+                news.push((replica.name.clone(), groups));
+            }
+        }
+        news
     }
 
     /// Takes what a replica told of itself. Whether the replica is known.
@@ -592,20 +658,21 @@ struct Waiting {
     was_known: bool,
 }
 
-/// A warning where replicas that run have another `stale_for` than a configuration. Nothing where they cannot be asked,
-/// which others find.
+/// A warning where replicas that run have other settings than a configuration, of those that all are to share. Nothing
+/// where they cannot be asked, which others find.
 pub async fn warning(config: &Config) -> Option<String> {
     let (own, api) = (config.replicas.as_ref()?, config.api.as_ref()?);
+    let fingerprint = Fingerprint::of(config, &Protector::open(&api.store_key_file).ok()?);
     let store = Store::open_to_read(&api.store.url()).await.ok()??;
-    let rows = store.applied_by_replicas(LEASE, STALE_FOR).await;
+    let overview = store.replicas_overview(LEASE).await;
     store.close().await;
-    let other = |row: &Applied| {
-        row.alive && row.name != own.name && row.stale_for.is_some_and(|theirs| theirs != own.stale_for)
+    let differs = |row: &Row| {
+        let theirs = Fingerprint::parse(row.settings.as_deref()?).filter(|_| row.alive && row.name != own.name)?;
+        let groups = fingerprint.differences(&theirs);
+        (!groups.is_empty()).then(|| format!("from {}: {}", row.name, groups.join(", ")))
     };
-    let names: Vec<String> = rows.ok()?.into_iter().filter(other).map(|row| row.name).collect();
-    (!names.is_empty()).then(|| {
-        format!("replicas.stale_for: {} have another one than here; it is to be the same at all", names.join(", "))
-    })
+    let differ: Vec<String> = overview.ok()?.rows.iter().filter_map(differs).collect();
+    (!differ.is_empty()).then(|| format!("settings that replicas are to share differ {}", differ.join("; ")))
 }
 
 fn milliseconds(duration: Duration) -> u64 {
@@ -631,8 +698,19 @@ mod tests {
 
     fn seen(name: &str, generation: i64, renewed_ms: i64, alive: bool) -> Seen {
         let (address, version) = (format!("{name}:8444"), "1.0.0".to_owned());
-        let (name, stale_for) = (name.to_owned(), Some(Duration::ZERO));
-        Seen { name, generation, address, version, applied: 1, renewed_ms, alive, serves: alive, stale_for }
+        let (name, stale_for, fingerprint) = (name.to_owned(), Some(Duration::ZERO), None);
+        Seen {
+            name,
+            generation,
+            address,
+            version,
+            applied: 1,
+            renewed_ms,
+            alive,
+            serves: alive,
+            stale_for,
+            fingerprint,
+        }
     }
 
     fn key(name: &str) -> ClusterKey {
@@ -762,6 +840,51 @@ mod tests {
             let differs = told.is_some_and(|told| told != own);
             assert_eq!(replicas.others_than(own), if differs { vec!["b".to_owned()] } else { Vec::new() });
         }
+    }
+
+    fn fingerprint(hashes: &[(&str, &str)]) -> Fingerprint {
+        let hashes: serde_json::Map<_, _> =
+            hashes.iter().map(|(name, hash)| ((*name).to_owned(), (*hash).into())).collect();
+        let text = serde_json::json!({"version": "1.0.0", "key": "k", "hashes": hashes});
+        Fingerprint::parse(&text.to_string()).unwrap()
+    }
+
+    #[test]
+    fn t12_settings_that_differ_are_told_once_for_each_replica() {
+        let replicas = Replicas::new(settings(Duration::ZERO), None);
+        let noticed = || {
+            assert_eq!(replicas.news(), [], "what is noticed is told no more");
+            let mut noticed: Vec<_> = replicas.noticed.lock().unwrap().clone().into_iter().collect();
+            noticed.sort();
+            noticed.into_iter().map(|(name, groups)| format!("{name}: {}", groups.join(" "))).collect::<Vec<_>>()
+        };
+        let (one, two) =
+            (fingerprint(&[("api.url", "1"), ("egress", "1")]), fingerprint(&[("api.url", "1"), ("egress", "2")]));
+        let says = |name: &str, generation: i64, fingerprint: Option<&Fingerprint>| Seen {
+            fingerprint: fingerprint.cloned(),
+            ..seen(name, generation, 1, true)
+        };
+        let rows = [says("b", 1, Some(&two)), says("c", 1, Some(&one)), says("d", 1, None)];
+        replicas.learn(&rows);
+        assert_eq!((replicas.differing(), noticed()), (0, vec![]), "it does not know its own yet");
+        replicas.set_fingerprint(one.clone());
+        assert_eq!((replicas.differing(), noticed()), (1, vec!["b: egress".to_owned(), "c: ".to_owned()]));
+        let differences: Vec<_> = replicas.known().iter().map(|replica| replicas.differences(replica)).collect();
+        assert_eq!(differences, [Some(vec!["egress".to_owned()]), Some(vec![]), None]);
+        replicas.learn(&rows);
+        // It starts again, and says so a moment later.
+        replicas.learn(&[says("b", 2, None)]);
+        assert_eq!((replicas.differing(), noticed()), (0, vec!["b: egress".to_owned()]));
+        replicas.learn(&[says("b", 2, Some(&two))]);
+        assert_eq!((replicas.differing(), noticed()), (1, vec!["b: egress".to_owned()]));
+        let ended = Seen { alive: false, ..says("b", 2, Some(&two)) };
+        replicas.learn(&[ended]);
+        assert_eq!(replicas.differing(), 0, "what has ended does no work");
+        replicas.learn(&[says("b", 2, Some(&two))]);
+        replicas.set_fingerprint(two);
+        assert_eq!((replicas.differing(), noticed()), (0, vec!["b: ".to_owned()]), "a reload brought its own in line");
+        replicas.learn(&[]);
+        assert_eq!(noticed(), Vec::<String>::new());
     }
 
     #[test]

@@ -78,6 +78,16 @@ fn hop() -> anyhow::Result<()> {
         let said = kubectl.ok(&["version", "-o", "json"])?;
         ensure!(said.contains("serverVersion"), "{said}");
     }
+    // Their names and addresses differ, and none of the settings that they are to share.
+    for number in 0..replicas.count() {
+        eventually("each has compared its settings with the others'", Duration::from_secs(20), || {
+            let told: Value = serde_json::from_str(&replicas.admin_get(number, "/replicas")?)?;
+            let known = told["known"].as_array().context("no list of replicas")?;
+            let same = known.iter().all(|other| other["settings_differ"] == json!([]));
+            Ok(same && known.len() + 1 == replicas.count())
+        })
+        .with_context(|| replicas.tails())?;
+    }
     // Each request has one record, where it came in.
     let count = |number: usize| -> anyhow::Result<usize> {
         let records = replicas.audit(number)?;

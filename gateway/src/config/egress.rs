@@ -134,6 +134,11 @@ impl Egress {
         Self { hosts }
     }
 
+    /// The entries in one spelling, for comparisons.
+    pub fn entries(&self) -> impl Iterator<Item = String> {
+        self.hosts.iter().map(|entry| format!("{entry:?}"))
+    }
+
     /// Whether nothing can be reached.
     pub fn is_off(&self) -> bool {
         self.hosts.is_empty()

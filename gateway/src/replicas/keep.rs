@@ -7,7 +7,7 @@
 use std::{
     collections::HashMap,
     sync::{
-        Arc,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering},
     },
     time::Duration,
@@ -22,6 +22,7 @@ use tokio::{
 
 use super::{LEASE, RENEW_EVERY, Replica, Replicas, Seen, holders::Count};
 use crate::{
+    config::common::Fingerprint,
     fleet::registry::Registry,
     metrics::{Metrics, ReplicaFigures},
     sessions::{EndReason, Sessions},
@@ -87,6 +88,8 @@ struct Calls {
     confirmed: AtomicI64,
     /// The versions of all documents together, at the last renewal.
     documents: AtomicI64,
+    /// What the row says of the own settings, and the start whose row it is.
+    written: Mutex<Option<(i64, Arc<Fingerprint>)>>,
 }
 
 impl Keeper {
@@ -245,7 +248,23 @@ impl Keeper {
         if replicas.admits() || self.is_current(renewal.revision, calls).await {
             replicas.renewed(own.generation, asked);
         }
+        self.write_settings(line, calls).await;
         Ok(true)
+    }
+
+    /// Has the row say what the others compare of the own settings, where it does not yet. After a failure the next
+    /// renewal tries again: a lease does not wait for it.
+    async fn write_settings(&self, line: &mut Line, calls: &Calls) {
+        let Some(fingerprint) = self.replicas.fingerprint() else { return };
+        let own = self.start();
+        let written = Some((own.generation, Arc::clone(&fingerprint)));
+        if *calls.written.lock().unwrap_or_else(PoisonError::into_inner) == written {
+            return;
+        }
+        match line.write_settings(own, &fingerprint.text()).await {
+            Ok(()) => *calls.written.lock().unwrap_or_else(PoisonError::into_inner) = written,
+            Err(error) => tracing::debug!(%error, "the others cannot be told the settings here"),
+        }
     }
 
     /// The database lacks what it had confirmed: another one was promoted, or it was restored. Its revisions stand for
@@ -490,6 +509,7 @@ impl Keeper {
             lag,
             clusters_elsewhere: self.replicas.clusters_elsewhere(),
             admits: self.replicas.admits(),
+            settings_differ: self.replicas.differing(),
         });
     }
 }
@@ -530,5 +550,6 @@ fn seen(row: &Row, serves: Duration) -> Seen {
         alive: row.alive,
         serves: row.alive || u128::from(row.age_ms.unsigned_abs()) < serves.as_millis(),
         stale_for: row.stale_for,
+        fingerprint: row.settings.as_deref().and_then(Fingerprint::parse),
     }
 }

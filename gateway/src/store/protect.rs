@@ -19,7 +19,7 @@ use std::{
 
 use aws_lc_rs::{
     aead::{AES_256_GCM, Aad, NONCE_LEN, Nonce, RandomizedNonceKey},
-    digest,
+    digest, hmac,
 };
 use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
 use daemon::atomic::{self, AtomicError};
@@ -117,6 +117,8 @@ pub struct Protector {
 struct Key {
     id: [u8; ID_BYTES],
     key: RandomizedNonceKey,
+    /// Derived from the same bytes, for [`Protector::keyed_hash`].
+    hashes: hmac::Key,
 }
 
 impl Protector {
@@ -154,6 +156,14 @@ impl Protector {
     /// The id of the key that seals, in hex. Says nothing of the key.
     pub fn newest(&self) -> String {
         self.keys.first().map(|key| types::ids::hex(&key.id)).unwrap_or_default()
+    }
+
+    /// A hash (HMAC-SHA256) by which gateways with the same [`Self::newest`] key compare values: whoever has the hash
+    /// and not the key cannot try values. Equal values under different names have different hashes.
+    pub fn keyed_hash(&self, name: &str, value: &[u8]) -> Vec<u8> {
+        let text = [name.as_bytes(), &[0], value].concat();
+        let hash = |newest: &Key| hmac::sign(&newest.hashes, &text).as_ref().to_vec();
+        self.keys.first().map(hash).unwrap_or_default()
     }
 
     /// Whether the key with this id, in hex, is in the file.
@@ -235,7 +245,11 @@ impl Key {
         let mut named = b"towline protected settings: key id".to_vec();
         named.extend_from_slice(bytes);
         let id = digest::digest(&digest::SHA256, &named).as_ref().first_chunk().copied()?;
-        Some(Self { id, key: RandomizedNonceKey::new(&AES_256_GCM, bytes).ok()? })
+        // A key of its own: what one use of the bytes shows says nothing about the other.
+        let derive = hmac::Key::new(hmac::HMAC_SHA256, bytes);
+        let hashes = hmac::sign(&derive, b"towline: key of hashes by which values are compared");
+        let hashes = hmac::Key::new(hmac::HMAC_SHA256, hashes.as_ref());
+        Some(Self { id, key: RandomizedNonceKey::new(&AES_256_GCM, bytes).ok()?, hashes })
     }
 }
 
@@ -357,6 +371,21 @@ mod tests {
             assert!(protector.unseal("/a", &changed).is_err(), "byte {at}");
             assert!(protector.unseal("/a", &sealed[..at]).is_err(), "cut at {at}");
         }
+    }
+
+    #[test]
+    fn keyed_hash_depends_on_key_name_and_value() {
+        let (_dir, path, protector) = made();
+        let hash = protector.keyed_hash("a", b"value");
+        assert_eq!(Protector::open(&path).unwrap().keyed_hash("a", b"value"), hash);
+        let (_other, _, other) = made();
+        let others = [
+            other.keyed_hash("a", b"value"),
+            protector.keyed_hash("b", b"value"),
+            protector.keyed_hash("a", b"values"),
+        ];
+        assert!(!others.contains(&hash) && hash.len() == 32);
+        assert_ne!(Protector::rotate(&path).unwrap().keyed_hash("a", b"value"), hash, "the newest key hashes");
     }
 
     #[test]

@@ -44,12 +44,17 @@ fn lasts(lease: &str) -> String {
 /// What the start that has a row `r` said of how long it goes on once its lease has ended; nothing, of an older program.
 const STALE: &str = "CASE WHEN r.stale_of = r.generation THEN r.stale_ms END";
 
+/// What the start that has a row `r` said of its settings; nothing, of an older program and in the tables of one.
+const SETTINGS: &str = "CASE WHEN (to_jsonb(r) ->> 'settings_of')::bigint = r.generation \
+                        THEN to_jsonb(r) ->> 'settings' END";
+
 /// What is read of a row `r`, also where [`STALE`] cannot be: in the tables of an older program.
 fn columns(lease: &str) -> String {
     let lasts = lasts(lease);
     format!(
         "r.name, r.generation, r.address, r.version, r.started_ms, r.renewed_ms, r.applied, r.changed, r.forgotten, \
-         CASE WHEN {lasts} THEN 1 ELSE 0 END::bigint AS alive, {NOW} - r.renewed_ms AS age_ms"
+         CASE WHEN {lasts} THEN 1 ELSE 0 END::bigint AS alive, {NOW} - r.renewed_ms AS age_ms, \
+         {SETTINGS} AS settings"
     )
 }
 
@@ -80,6 +85,8 @@ pub struct Row {
     pub alive: bool,
     /// How long it goes on once its lease has ended; `None` where it does not say, or was not asked.
     pub stale_for: Option<Duration>,
+    /// What it wrote with [`Line::write_settings`]; `None` before that, and where its program is an older one.
+    pub settings: Option<String>,
 }
 
 impl Row {
@@ -283,6 +290,18 @@ impl Line {
         Ok(generation)
     }
 
+    /// Writes what the others compare of this start's settings, and has them look at it.
+    ///
+    /// # Errors
+    /// As [`Self::join`].
+    pub async fn write_settings(&mut self, start: Start<'_>, settings: &str) -> Result<(), StoreError> {
+        let sql = "WITH own AS (UPDATE replicas SET settings = $3, settings_of = generation \
+                   WHERE name = $1 AND generation = $2 RETURNING name) SELECT count(pg_notify($4, 'look')) FROM own";
+        let binds =
+            [Bind::Text(start.name), Bind::Number(start.generation), Bind::Text(settings), Bind::Text(REPLICAS)];
+        self.ask(sql, &binds).await.map(drop)
+    }
+
     /// Renews a lease and reads all rows: one statement.
     ///
     /// # Errors
@@ -457,6 +476,7 @@ fn row(row: &AnyRow) -> Result<Row, StoreError> {
         alive: row.try_get::<i64, _>("alive")? == 1,
         age_ms: row.try_get("age_ms")?,
         stale_for: stale_for(row.try_get("stale_ms").unwrap_or(None)),
+        settings: row.try_get("settings")?,
     })
 }
 

@@ -32,6 +32,7 @@ const MIGRATIONS: &[(&str, &str)] = &[
     ("shared state", include_str!("schema/17_shared_state.sql")),
     ("tombstones by kind", include_str!("schema/18_tombstones_by_kind.sql")),
     ("replicas stale for", include_str!("schema/19_replicas_stale_for.sql")),
+    ("replicas settings", include_str!("schema/20_replicas_settings.sql")),
     ("shares", include_str!("schema/21_shares.sql")),
 ];
 
@@ -101,6 +102,7 @@ mod tests {
         "10b39d1f2ac97b00dc063ae778e6e95040fa7024391ae226181c5690b7e91219",
         "c43e9d71e48fa149ca31694e7b38b7c5a8e09bcc2a9772a55bfa2b3dee377cff",
         "c2dedd070246ae06aad4bdc525ad80982ad72539cdaa42fe18a3554bae390410",
+        "1c393e64a866ca79f2f426eeac98bb1f0fc5b36ebdd3b7d41ca5cffce5f1b9e0",
         "3d996b4579472f526387516216d1042173cc2a114504c57059e10ff5f9ef95da",
     ];
 

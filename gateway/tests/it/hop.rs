@@ -141,6 +141,7 @@ impl Site {
             alive: names.contains(&knows(world).name()),
             serves: serving.contains(&knows(world).name()),
             stale_for: None,
+            fingerprint: None,
         };
         for world in &self.replicas {
             let others = self.replicas.iter().filter(|other| !std::ptr::eq(*other, world));

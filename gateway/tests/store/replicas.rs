@@ -42,6 +42,7 @@ pub fn tests() -> Vec<(&'static str, crate::Test)> {
     crate::tests![
         t12_a_lease_is_of_the_last_start_of_its_name,
         t12_a_replica_goes_on_for_as_long_as_its_row_says,
+        t12_settings_in_a_row_are_those_of_its_start,
         t12_tunnels_are_read_by_pages_and_then_only_what_has_changed,
         t12_what_ended_is_swept_and_what_left_is_gone_at_once,
         t12_what_one_replica_writes_the_others_hear,
@@ -57,6 +58,7 @@ pub fn tests() -> Vec<(&'static str, crate::Test)> {
         t12_tunnels_that_the_database_lost_are_written_again,
         t12_a_replica_without_its_database_is_fenced_until_it_is_back,
         t12_a_key_of_the_store_is_replaced_while_no_replica_has_it,
+        t12_replicas_notice_settings_in_which_they_differ,
     ]
 }
 
@@ -152,6 +154,30 @@ async fn t12_a_replica_goes_on_for_as_long_as_its_row_says(place: Place) {
     assert_eq!(serve(Duration::ZERO).await[0], (None, false));
     assert_eq!(serve(minutes(60)).await[0], (None, true));
     assert_eq!(line.renew(start("a", a + 1), 0, LEASE).await.unwrap().rows[0].stale_for, None);
+    store.close().await;
+}
+
+async fn t12_settings_in_a_row_are_those_of_its_start(place: Place) {
+    let store = place.open().await;
+    let mut line = Line::new(&place.address()).unwrap();
+    let a = line.join("a", "a:1", "1", STALE_FOR).await.unwrap();
+    let mut told =
+        async |generation| line.renew(start("a", generation), 0, LEASE).await.unwrap().rows.remove(0).settings;
+    assert_eq!(told(a).await, None);
+    let mut other = Line::new(&place.address()).unwrap();
+    for settings in ["one", "two"] {
+        other.write_settings(start("a", a), settings).await.unwrap();
+        assert_eq!(told(a).await.as_deref(), Some(settings));
+        assert_eq!(store.replicas_overview(LEASE).await.unwrap().rows[0].settings.as_deref(), Some(settings));
+    }
+    let b = other.join("a", "a:1", "1", STALE_FOR).await.unwrap();
+    other.write_settings(start("a", a), "of the start before").await.unwrap();
+    assert_eq!(told(b).await, None);
+    other.write_settings(start("a", b), "three").await.unwrap();
+    // A program that does not know the columns starts under the name.
+    place.sql("UPDATE replicas SET generation = generation + 1").await;
+    assert_eq!(told(b + 1).await, None);
+    assert_eq!(store.replicas_overview(LEASE).await.unwrap().rows[0].settings, None);
     store.close().await;
 }
 
@@ -767,4 +793,46 @@ async fn t12_a_key_of_the_store_is_replaced_while_no_replica_has_it(place: Place
         assert!(done["next"].as_str().unwrap().contains(what), "{what}: {done}");
     }
     assert_eq!(documents().await, Vec::<String>::new());
+}
+
+/// Two replicas with other settings treated the same request differently, and nothing said so.
+async fn t12_replicas_notice_settings_in_which_they_differ(place: Place) {
+    let folder = tempfile::tempdir().unwrap();
+    let a = Whole::start(folder.path(), "a", &place.url, None).await;
+    let b = Whole::start(folder.path(), "b", &place.url, None).await;
+    let differences = |of: &Whole| {
+        let others = of.replicas().others();
+        others.first().and_then(|other| of.replicas().differences(other))
+    };
+    let both = |groups: &[&str]| {
+        let groups: Vec<String> = groups.iter().map(|group| (*group).to_owned()).collect();
+        differences(&a).as_ref() == Some(&groups) && differences(&b) == Some(groups)
+    };
+    let shown = |of: &Whole, count: u32| {
+        of.gateway.core().metrics.render().contains(&format!("gateway_replicas_settings_differ {count}\n"))
+    };
+    until("each knows that the other has the same", || both(&[]) && shown(&a, 0)).await;
+
+    let file = folder.path().join("b.toml");
+    let before = std::fs::read_to_string(&file).unwrap();
+    // The one waits for the next start, the other is in force at once.
+    let url = before.lines().find(|line| line.starts_with("url = ")).unwrap();
+    let changed = before.replacen(url, &format!("{url}\noperation_timeout = \"1h\""), 1);
+    std::fs::write(&file, format!("{changed}\n[sessions]\noutlive_token = \"1h\"\n")).unwrap();
+    b.gateway.reload().await.unwrap();
+    until("both notice", || both(&["sessions"]) && shown(&a, 1) && shown(&b, 1)).await;
+    let store = place.open().await;
+    let rows = gateway::replicas::show::overview(&store.replicas_overview(LEASE).await.unwrap());
+    assert_eq!(rows["replicas"][0]["settings_differ_from"], serde_json::json!({"b": ["sessions"]}), "{rows}");
+    assert_eq!(rows["replicas"][1]["settings_differ_from"], serde_json::json!({"a": ["sessions"]}), "{rows}");
+    let warning = gateway::replicas::warning(&Config::load(&file).unwrap()).await.unwrap();
+    assert!(warning.ends_with("differ from a: api.operation_timeout, sessions"), "{warning}");
+
+    std::fs::write(&file, &before).unwrap();
+    b.gateway.reload().await.unwrap();
+    until("they are the same again", || both(&[]) && shown(&a, 0) && shown(&b, 0)).await;
+    assert_eq!(gateway::replicas::warning(&Config::load(&file).unwrap()).await, None);
+    store.close().await;
+    b.stop().await;
+    a.stop().await;
 }

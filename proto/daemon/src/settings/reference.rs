@@ -44,6 +44,19 @@ impl Key {
     pub const fn example(name: &'static str, literal: &'static str, meaning: &'static str) -> Self {
         Self { name, literal, value: Value::Example, meaning }
     }
+
+    /// The key's name in its table.
+    pub const fn name(&self) -> &'static str {
+        self.name
+    }
+
+    /// What holds without the key, as TOML; `None` where nothing does, or what the meaning says.
+    pub const fn default_literal(&self) -> Option<&'static str> {
+        match self.value {
+            Value::Default => Some(self.literal),
+            Value::Required | Value::Example => None,
+        }
+    }
 }
 
 /// One table of the file, or what stands before all tables.
