@@ -77,12 +77,23 @@ fn cluster(state: &State, cluster: &Cluster) -> anyhow::Result<Value> {
 }
 
 /// What to type next.
-pub fn text(state: &State) -> String {
+pub fn text(state: &State) -> Outcome<String> {
+    let principals = principals::read(state)?;
+    let owner = principals.find(&state.data.owner).map(|owner| {
+        format!(
+            "To register clusters and give them extensions or repositories, sign in as the owner of the subscription\n\
+             \n    towline login {url} --ca {ca} \\\n      --service-principal -u {id} --secret-file {secret}\n\n",
+            url = state.url(),
+            ca = state.ca_file().display(),
+            id = owner.client_id,
+            secret = state.secret_file(principals::OWNER).display(),
+        )
+    });
     let dir = state.dir().display();
     let name = state.data.clusters.first().map_or("dev", |cluster| cluster.name.as_str());
     let agent = state.path("agents").join(name);
     let agent = agent.display();
-    format!(
+    Ok(format!(
         "The gateway is ready at {url}\n\
          \n\
          Next, in another terminal, an agent for cluster {name}: either in the cluster\n\
@@ -93,7 +104,8 @@ pub fn text(state: &State) -> String {
          \n    towline kubeconfig --state {dir} --cluster {name} --user admin -f {name}.kubeconfig\n    kubectl --kubeconfig {name}.kubeconfig auth whoami\n\
          \nWhat a user may do in the cluster is the cluster's own RBAC, for example\n\
          \n    kubectl create clusterrolebinding towline-admin --clusterrole cluster-admin --user admin\n\
-         \nCtrl+C stops the gateway; the state in {dir} is used again at the next start.",
+         \n{owner}Ctrl+C stops the gateway; the state in {dir} is used again at the next start.",
         url = state.url(),
-    )
+        owner = owner.unwrap_or_default(),
+    ))
 }

@@ -85,7 +85,7 @@ pub async fn run(dir: &Path, args: RunArgs, log_level: LogLevel) -> Outcome {
         }
     });
     // The listeners are bound: who connects from now on is served.
-    print(&if args.json { ready::json(&state)?.to_string() } else { ready::text(&state) })?;
+    print(&if args.json { ready::json(&state)?.to_string() } else { ready::text(&state)? })?;
     gateway.run().await;
     Ok(ExitCode::from(if signals.interrupted() { INTERRUPTED } else { 0 }))
 }
@@ -140,7 +140,7 @@ fn apply(data: &mut Data, args: &RunArgs) -> Outcome<()> {
     {
         for (key, value) in given {
             list.retain(|(known, _)| known != key);
-            list.push((key.clone(), value.clone()));
+            list.push((key.clone(), from_here(key, value)?));
         }
     }
     for cluster in &args.clusters {
@@ -170,6 +170,18 @@ fn address(text: &str) -> Result<SocketAddr, String> {
     })
 }
 
+/// The value of a setting that was typed. A path is meant from the folder in which it is typed, and not from that of the
+/// state, where the configuration is.
+fn from_here(key: &str, value: &str) -> Outcome<String> {
+    let name = key.rsplit('.').next().unwrap_or_default();
+    let path = value.trim().trim_matches('"');
+    if path.is_empty() || !(name == "file" || name.ends_with("_file") || name.ends_with("_dir")) {
+        return Ok(value.to_owned());
+    }
+    let path = std::path::absolute(path).with_context(|| format!("{key}={value}")).map_err(Failure::usage)?;
+    Ok(toml::Value::from(path.display().to_string()).to_string())
+}
+
 fn setting(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
         Some((key, value)) if !key.is_empty() && !key.contains(' ') => Ok((key.to_owned(), value.to_owned())),
@@ -180,6 +192,20 @@ fn setting(text: &str) -> Result<(String, String), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_path_is_meant_from_where_it_is_typed() {
+        let here = std::env::current_dir().unwrap();
+        let absolute = |path: &str| format!("{:?}", here.join(path).display().to_string());
+        for (key, value) in [("api.catalogue_dir", "./catalogue"), ("api.catalogue_dir", "\"catalogue\"")] {
+            assert_eq!(from_here(key, value).unwrap(), absolute("catalogue"));
+        }
+        assert_eq!(from_here("audit.file", "a/b.jsonl").unwrap(), absolute("a/b.jsonl"));
+        assert_eq!(from_here("tls.key_file", "/k.pem").unwrap(), "\"/k.pem\"");
+        for (key, value) in [("sessions.outlive_token", "0s"), ("api.url", "x"), ("audit.file", "")] {
+            assert_eq!(from_here(key, value).unwrap(), value);
+        }
+    }
 
     #[test]
     fn an_address_to_listen_at_is_asked_for_in_the_words_that_were_typed() {
