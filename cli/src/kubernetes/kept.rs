@@ -540,7 +540,8 @@ mod tests {
         let issuers = serde_json::json!([
             {"name": "towline", "url": "https://a.example.org", "usernameClaim": "preferred_username", "ca": "PEM1",
              "pinnedKeys": "{\"keys\": []}", "audiences": ["a"], "extra": {"oid": "oid"}},
-            {"name": "b", "url": "https://b", "keys": "{}", "requiredClaims": {"tenant": ["a", "b"]}},
+            {"name": "b", "url": "https://b", "keys": "{}", "requiredClaims": {"tenant": ["a", "b"]},
+             "usernamePrefix": "b:", "groupsPrefix": "b:"},
         ]);
         values.issuers = serde_json::from_value(issuers).unwrap();
         values.gateway.urls = vec!["https://gw.example.org".to_owned()];
