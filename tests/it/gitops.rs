@@ -580,6 +580,17 @@ fn g5_what_does_not_get_healthy_is_named_and_what_is_suspended_waits(gitops: &Gi
     let patch = |properties: Value| {
         gitops.call("PATCH", "fluxConfigurations", "steps", &json!({ "properties": properties })).map(drop)
     };
+    // A commit that puts right what does not get healthy is not kept waiting for the end of the attempt before it.
+    patch(json!({"kustomizations": {"pods": {"timeoutInSeconds": 3600}}}))?;
+    let replicas = |wanted: &str| {
+        eventually("the Deployment is as in the repository", SOON, || {
+            Ok(gitops.field("shop", "deployment/never", "{.spec.replicas}")? == wanted)
+        })
+    };
+    repository.push(&[("pods/never.yaml", Some(&pods(1)))])?;
+    replicas("1")?;
+    repository.push(&[("pods/never.yaml", Some(&pods(0)))])?;
+    replicas("0")?;
     patch(json!({"suspend": true, "kustomizations": {"kept": null}}))?;
     gitops.await_shown("steps", "is suspended", SOON, |shown| {
         shown["provisioningState"] == "Succeeded" && shown["complianceState"] == "Suspended"

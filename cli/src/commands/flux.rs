@@ -466,11 +466,15 @@ fn last_error(configuration: &Value) -> Value {
     newest.map_or(Value::Null, |condition| condition["message"].clone())
 }
 
-/// What an object's condition `Ready` says, else its first one.
+/// What an object's condition `Ready` says, else its first one. While Flux is at it, `Reconciling` says with what, such
+/// as a health check and how long that may take.
 fn message(status: &Value) -> String {
     let conditions = status["statusConditions"].as_array().map(Vec::as_slice).unwrap_or_default();
-    let ready = conditions.iter().find(|condition| condition["type"] == "Ready").or(conditions.first());
-    ready.and_then(|condition| condition["message"].as_str()).unwrap_or_default().to_owned()
+    let of = |kind: &str| conditions.iter().find(|condition| condition["type"] == kind);
+    let ready = of("Ready").or(conditions.first());
+    let is_under_way = ready.is_some_and(|ready| ready["type"] == "Ready" && ready["status"] == "Unknown");
+    let says = of("Reconciling").filter(|at_it| is_under_way && at_it["status"] == "True").or(ready);
+    says.and_then(|condition| condition["message"].as_str()).unwrap_or_default().to_owned()
 }
 
 #[cfg(test)]
@@ -491,5 +495,11 @@ mod tests {
         assert_eq!(message(&status), "r");
         assert_eq!(message(&json!({"statusConditions": [condition("Healthy", "h")]})), "h");
         assert_eq!(message(&json!({})), "");
+        let at_it = |ready: &str| {
+            let reconciling = json!({"type": "Reconciling", "status": "True", "message": "running health checks"});
+            json!({"statusConditions": [reconciling, {"type": "Ready", "status": ready, "message": "in progress"}]})
+        };
+        assert_eq!(message(&at_it("Unknown")), "running health checks");
+        assert_eq!(message(&at_it("False")), "in progress");
     }
 }

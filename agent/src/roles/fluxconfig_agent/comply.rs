@@ -100,6 +100,8 @@ struct Remembered {
     again: Option<Instant>,
     /// Since when nothing is known of it.
     pending: Option<Instant>,
+    /// What an attempt may take that had begun before something else was wanted: Flux ends it first.
+    begun: Option<Duration>,
 }
 
 impl Memory {
@@ -129,14 +131,18 @@ impl Memory {
         let pending = (fresh.compliance == Compliance::Pending).then_some(now);
         let Some(known) = self.0.get_mut(&view.uid) else {
             let (judged, last) = (fresh.clone(), view.clone());
-            self.0.insert(view.uid.clone(), Remembered { judged, last, again: None, pending });
+            self.0.insert(view.uid.clone(), Remembered { judged, last, again: None, pending, begun: None });
             return fresh;
         };
         // Whatever Flux writes meanwhile, it is the same attempt as long as the same is wanted, and the same is applied.
         let last = &known.last;
         let goes_on = last.generation == view.generation && last.attempted == view.attempted;
+        if !goes_on {
+            known.begun = known.pending.and_then(|_| last.timeout.max(known.begun));
+        }
         known.pending = pending.map(|now| known.pending.filter(|_| goes_on).unwrap_or(now));
-        fresh.overdue = known.pending.and_then(|since| overdue(view, now.saturating_duration_since(since)));
+        fresh.overdue =
+            known.pending.and_then(|since| overdue(view, now.saturating_duration_since(since), known.begun));
         if fresh.overdue.is_some() {
             fresh.compliance = Compliance::NonCompliant;
         }
@@ -175,7 +181,8 @@ impl Memory {
 /// Whether it tried another revision than this one, and failed with it. What fails before that, such as a folder that is not
 /// there, is said of the newest one though no attempt is noted.
 fn has_failed_at_another(view: &View, revision: Option<&str>) -> bool {
-    const IN_AN_ATTEMPT: [&str; 4] = ["BuildFailed", "ReconciliationFailed", "PruneFailed", "HealthCheckFailed"];
+    const IN_AN_ATTEMPT: [&str; 5] =
+        ["BuildFailed", "ReconciliationFailed", "PruneFailed", "HealthCheckFailed", "HealthCheckCanceled"];
     let ready = view.condition("Ready");
     let tried = ready.is_some_and(|ready| IN_AN_ATTEMPT.contains(&ready.reason.as_str()));
     tried && view.attempted.is_some() && view.attempted.as_deref() != revision
@@ -192,12 +199,13 @@ pub fn anew(source: Option<&Judged>, mut kustomization: Judged) -> Judged {
     kustomization
 }
 
-/// What is said of an object of which nothing was heard for so long.
-fn overdue(view: &View, waited: Duration) -> Option<String> {
+/// What is said of an object of which nothing was heard for so long, where an attempt of before may take the time `begun`.
+fn overdue(view: &View, waited: Duration, begun: Option<Duration>) -> Option<String> {
     let ready = view.condition("Ready").filter(|ready| ready.status == "False");
     // The controller has said what it waits for: another object, which says itself what is wrong.
     let waits = ready.is_some_and(|ready| ["DependencyNotReady", "ArtifactFailed"].contains(&ready.reason.as_str()));
-    let timeout = view.timeout.filter(|timeout| !view.deleting && !waits && waited > *timeout + OVERDUE)?;
+    let longest = view.timeout.map(|timeout| begun.map_or(timeout, |begun| timeout.max(begun)));
+    let timeout = longest.filter(|timeout| !view.deleting && !waits && waited > *timeout + OVERDUE)?;
     let (controller, why, what) = match view.kind {
         FluxKind::Kustomization => (
             "kustomize-controller",
@@ -687,6 +695,24 @@ mod tests {
         assert_eq!(memory.judge(&again, Some("main@sha1:b"), now).compliance, Compliance::Pending);
     }
 
+    /// Who shortens the timeout of what is stuck was told that the controller does not run.
+    #[test]
+    fn g6_shorter_timeout_counts_once_the_attempt_of_before_may_have_ended() {
+        let (mut memory, now) = (Memory::default(), Instant::now());
+        let mut judged_after = |seconds: u64, timeout: u64, generation: i64| {
+            let mut view = (*timed(timeout, "Unknown", "Progressing")).clone();
+            view.generation = generation;
+            memory.judge(&Arc::new(view), MAIN, now + Duration::from_secs(seconds))
+        };
+        assert_eq!(judged_after(0, 600, 1).compliance, Compliance::Pending);
+        for seconds in [30, 200, 600] {
+            assert_eq!(judged_after(seconds, 60, 2).compliance, Compliance::Pending, "{seconds}");
+        }
+        let stuck = judged_after(30 + 600 + OVERDUE.as_secs() + 1, 60, 2);
+        assert_eq!(stuck.compliance, Compliance::NonCompliant);
+        assert!(stuck.overdue.unwrap().contains("600 seconds"));
+    }
+
     #[test]
     fn g6_what_failed_before_says_nothing_of_what_is_wanted_now() {
         let now = Instant::now();
@@ -695,6 +721,7 @@ mod tests {
         };
         assert_eq!(of("BuildFailed", "main@sha1:a"), Compliance::NonCompliant);
         assert_eq!(of("BuildFailed", "main@sha1:b"), Compliance::Pending, "the new one was not tried yet");
+        assert_eq!(of("HealthCheckCanceled", "main@sha1:b"), Compliance::Pending, "the new one ended it");
         assert_eq!(of("ArtifactFailed", "main@sha1:b"), Compliance::NonCompliant, "the folder is not there");
         // Another branch is wanted, and the source has not looked.
         let failed = Memory::default().judge(&timed(60, "False", "BuildFailed"), MAIN, now);
