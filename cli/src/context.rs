@@ -174,7 +174,7 @@ impl Context {
     pub fn subscription(&self) -> Outcome<ResourceId> {
         let id = self.subscription.as_deref().ok_or_else(|| {
             Failure::usage(anyhow!("no subscription is chosen for {}", self.account.name))
-                .hint("towline account list, then towline account set --subscription ID")
+                .hint("towline account list, then towline account set --subscription ID; an account that was given no role yet sees none, and an owner gives it one (towline role assignment create)")
         })?;
         ResourceId::top(id).context("--subscription").map_err(Failure::usage)
     }

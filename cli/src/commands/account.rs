@@ -130,7 +130,8 @@ async fn set(name: Option<&str>, args: &ContextArgs, output: &OutputArgs) -> Out
         let is = |value: &Value| value.as_str().is_some_and(|text| text.eq_ignore_ascii_case(asked));
         let found = rows.iter().find(|row| is(&row["subscriptionId"]) || is(&row["displayName"]));
         let found = found.ok_or_else(|| {
-            Failure::from(anyhow!("{} sees no subscription {asked}", account.name)).hint("towline account list --all")
+            Failure::from(anyhow!("{} sees no subscription {asked}", account.name))
+                .hint("it has no role there: an owner gives it one (towline role assignment create); towline account list --all shows what it sees")
         })?;
         let lock = folder.lock(&account.name).await?;
         account = folder.account(Some(&account.name))?;

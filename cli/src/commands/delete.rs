@@ -71,22 +71,28 @@ pub async fn run(args: Args) -> Outcome {
         || "; agents are not removed".to_owned(),
         |(cluster, there)| format!(" and remove its agents from {} (namespace {})", cluster.context, there.namespace),
     );
+    // Who is not asked has no time to do something first.
+    let advice = |what: &str| match args.yes {
+        true => "to remove them later, connect the cluster again, which prints how".to_owned(),
+        false => format!(
+            "remove them first: towline {what} delete -g {} -c {} -n NAME",
+            args.cluster.resource_group, args.cluster.name
+        ),
+    };
     let configurations = configurations(&found).await;
     if !configurations.is_empty() {
         say(&format!(
-            "Flux continues to apply these configurations, which can no longer be managed from here: {}; remove them first: towline flux delete -g {} -c {} -n NAME",
+            "Flux continues to apply these configurations, which can no longer be managed from here: {}; {}",
             configurations.join(", "),
-            args.cluster.resource_group,
-            args.cluster.name
+            advice("flux")
         ));
     }
     let extensions = extensions(&found).await?;
     if !extensions.is_empty() {
         say(&format!(
-            "these extensions stay in the cluster as helm releases, which can no longer be managed from here: {}; remove them first: towline extension delete -g {} -c {} -n NAME",
+            "these extensions stay in the cluster as helm releases, which can no longer be managed from here: {}; {}",
             extensions.join(", "),
-            args.cluster.resource_group,
-            args.cluster.name
+            advice("extension")
         ));
     }
     confirm(&format!("Delete the connected cluster {}{agents}?", args.cluster.name), args.yes).await?;

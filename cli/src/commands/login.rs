@@ -347,7 +347,7 @@ async fn choose_subscription(context: &Context, account: &mut Account, asked: Op
     }
     if found.is_none() {
         tracing::warn!(
-            "signed in; {} (object id {}) has no right at any subscription yet: an owner gives one with towline role assignment create --assignee {}{}",
+            "signed in; {} (object id {}) has no right at any subscription yet: an owner gives one, such as with towline role assignment create --role Contributor --scope /subscriptions/ID --assignee {}{}",
             account.user,
             account.object_id,
             account.object_id,

@@ -44,6 +44,8 @@ use crate::{
 const LOG_LINES: i64 = 5000;
 /// A certificate that ends sooner is said to.
 const DAYS_LEFT: i64 = 7;
+/// How long a Deployment may take until a pod of it is ready.
+const STARTS_WITHIN: time::Duration = time::Duration::minutes(3);
 /// Minor versions that agents may be behind.
 const MINORS_BEHIND: u64 = 2;
 
@@ -455,12 +457,48 @@ async fn states(cluster: &Kubernetes, namespace: &str, bundle: &mut Bundle) -> F
         return without_pods(NAME, cluster, namespace, &missing).await;
     }
     if pods.iter().all(|pod| pod.ready) {
-        return Finding::new(NAME, State::Passed, format!("{} pods are ready", pods.len()));
+        let beside = match cluster.list(&Place::within(DEPLOYMENT, namespace, ""), "").await {
+            Ok(deployments) => unavailable_beside(&deployments, OffsetDateTime::now_utc()),
+            Err(error) => return Finding::untried(NAME, &error),
+        };
+        return judge_beside(NAME, namespace, pods.len(), &beside);
     }
     let why = cluster.why_not_ready(namespace).await;
     let mut finding = Finding::new(NAME, State::Failed, why.join("; "));
     finding.remedies = known::remedies_of(&why);
     finding
+}
+
+/// Deployments of the agents' namespace that are no agents, such as those of extensions, and that have had no pod that is
+/// ready for longer than a start takes: their names, and since when.
+fn unavailable_beside(deployments: &[Value], now: OffsetDateTime) -> Vec<(String, String)> {
+    let one = |deployment: &Value| {
+        let metadata = &deployment["metadata"];
+        // Those of the agents have been looked at.
+        let label = metadata["labels"]["app.kubernetes.io/name"].as_str();
+        let own = label.is_some_and(|name| PODS.split(['(', ',', ')']).any(|one| one == name));
+        let conditions = deployment["status"]["conditions"].as_array().filter(|_| !own)?;
+        let available = conditions.iter().find(|one| one["type"] == "Available" && one["status"] == "False")?;
+        let since = available["lastTransitionTime"].as_str()?;
+        let long = instants::parse(since).is_ok_and(|since| now - since > STARTS_WITHIN);
+        long.then(|| (metadata["name"].as_str().unwrap_or_default().to_owned(), since.to_owned()))
+    };
+    deployments.iter().filter_map(one).collect()
+}
+
+fn judge_beside(check: &'static str, namespace: &str, ready: usize, beside: &[(String, String)]) -> Finding {
+    if beside.is_empty() {
+        return Finding::new(check, State::Passed, format!("{ready} pods are ready"));
+    }
+    let said: Vec<String> = beside.iter().map(|(name, since)| format!("{name} since {since}")).collect();
+    let names: Vec<&str> = beside.iter().map(|(name, _)| name.as_str()).collect();
+    let said = format!("{ready} pods are ready; Deployments beside them have none that is: {}", said.join(", "));
+    Finding::new(check, State::Failed, said)
+        .remedy(format!("see why: kubectl -n {namespace} logs deployment/{}", names[0]))
+        .remedy(format!(
+            "if a former connection left them: kubectl -n {namespace} rollout restart deployment {}",
+            names.join(" ")
+        ))
 }
 
 /// Why Deployments have no pods, each.
@@ -676,6 +714,34 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    /// Pods that a former connection left were not ready for ever, and all checks passed.
+    #[test]
+    fn b1_deployments_beside_the_agents_that_have_no_ready_pod_are_named() {
+        let deployment = |name: &str, app: &str, status: &str, since: &str| {
+            json!({
+                "metadata": {"name": name, "labels": {"app.kubernetes.io/name": app}},
+                "status": {"conditions": [
+                    {"type": "Progressing", "status": "False", "lastTransitionTime": "2026-11-29T09:00:00Z"},
+                    {"type": "Available", "status": status, "lastTransitionTime": since},
+                ]},
+            })
+        };
+        let (long, just) = ("2026-11-29T10:00:00Z", "2026-11-29T10:09:00Z");
+        let all = [
+            deployment("clusterconnect-agent", "towline-agent", "False", long),
+            deployment("fluxconfig-agent", "flux", "False", long),
+            deployment("flux-logs-agent", "flux", "False", just),
+            deployment("web", "web", "True", long),
+            json!({"metadata": {"name": "new"}}),
+        ];
+        let beside = unavailable_beside(&all, instants::parse("2026-11-29T10:10:00Z").unwrap());
+        assert_eq!(beside, [("fluxconfig-agent".to_owned(), long.to_owned())]);
+        let found = judge_beside("c", "towline", 5, &beside);
+        assert!(found.state == State::Failed && found.detail.contains("fluxconfig-agent since"), "{}", found.detail);
+        assert!(found.remedies[1].ends_with("rollout restart deployment fluxconfig-agent"), "{:?}", found.remedies);
+        assert!(judge_beside("c", "towline", 5, &[]).state == State::Passed);
+    }
 
     #[test]
     fn g11_what_is_left_behind_is_told_with_what_to_do_and_is_no_failure() {
