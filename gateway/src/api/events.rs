@@ -75,15 +75,6 @@ pub async fn serve(call: &Call<'_>, scope: &ResourceId) -> Result<Response<Body>
             if at % read::ROWS_A_TURN == read::ROWS_A_TURN - 1 {
                 tokio::task::yield_now().await;
             }
-            // Numbers have no gaps but where a group was over its share.
-            if matches!(of, Of::All) && after > 0 && event.number > after + 1 {
-                let last = event.number - 1;
-                value.push(gap(last, &events::forgot(after, last)));
-                after = last;
-                if value.len() == rows {
-                    return Ok(page(call, value, Some(after)));
-                }
-            }
             after = event.number;
             if concerns(&event, scope) && event.key.parse().is_ok_and(|at| asker.may(&at)) {
                 value.push(cloud_event(&event, &call.control.settings.url));
@@ -104,7 +95,7 @@ pub fn of(scope: &ResourceId) -> Of<'_> {
     if scope.is(RESOURCE_GROUPS) {
         Of::Group(scope.key())
     } else if scope.is(SUBSCRIPTIONS) {
-        Of::All
+        Of::Subscription(scope.key())
     } else {
         Of::Cluster(scope.key())
     }

@@ -314,7 +314,12 @@ async fn change(call: &Call<'_>, target: Target<'_>, change: Change) -> Result<R
             }
             // Somebody else was faster: what they wrote is looked at, unless the client insists on what it read.
             Err(Refused::Changed { .. } | Refused::NotEmpty { .. } | Refused::Full { .. }) => {}
-            Err(Refused::TooManyOperations { .. }) if told && batch.begins.iter().any(has_ended) => told = false,
+            // What takes an operation to delete is not created without one: the number of deletions has a bound so.
+            Err(Refused::TooManyOperations { .. })
+                if told && batch.begins.iter().any(has_ended) && (old.is_some() || !kind.deletes_slowly()) =>
+            {
+                told = false;
+            }
             Err(Refused::TooManyOperations { place, most, room_ms }) => {
                 let tried = format!("'{}' is not written", id.name());
                 return Err(too_many_operations(&tried, &place, most, room_ms));
@@ -414,7 +419,7 @@ async fn prepare(
     }
     let (mut batch, stored, operation) = batch_of(call, target, old, body, beside, change)?;
     grounds.put_into(&mut batch);
-    call.control.quotas.bound_operations(&mut batch, false);
+    call.control.quotas.bound_operations(&mut batch);
     let room = call.control.quotas.take(&batch)?;
     Ok(Some(Prepared { batch, stored, operation, room }))
 }
@@ -890,7 +895,11 @@ async fn take_away(
         batch.empty.extend(only_empty.then(|| old.key.clone()));
         batch.without = without;
         batch.as_read.extend(by.map(|by| (by.id.key().to_owned(), Some(by.revision))));
-        call.control.quotas.bound_operations(&mut batch, true);
+        // The first deletion is never refused, whatever others have begun here: a withdrawal waits for nobody. As many are
+        // possible as there were creations.
+        if old.is_deleting() {
+            call.control.quotas.bound_operations(&mut batch);
+        }
         call.may_still().await?;
         match call.control.write_in_turn(&batch, turn).await? {
             Ok(_) if operation.is_some() => {
@@ -911,7 +920,7 @@ async fn take_away(
                 return Err(assignment_changed());
             }
             Err(Refused::TooManyOperations { place, most, room_ms }) => {
-                let tried = format!("'{}' is not deleted", id.name());
+                let tried = format!("'{}' is being deleted, and its deletion is not begun once more", id.name());
                 return Err(too_many_operations(&tried, &place, most, room_ms));
             }
             Err(Refused::Changed { .. } | Refused::Full { .. } | Refused::NoParent { .. }) => {}

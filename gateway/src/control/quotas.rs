@@ -107,10 +107,6 @@ impl Amount {
 /// rollout paused by a few more bytes.
 const ALWAYS_BYTES: u32 = 8 * 1024;
 
-/// Of so many operations that may begin, one more may for a deletion: what is there can go, also where others have
-/// written as often as they may.
-const ONE_MORE_TO_DELETE: u64 = 4;
-
 /// What has a quota.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Level {
@@ -143,7 +139,7 @@ pub fn too_many_operations(tried: &str, place: &str, most: u64, room_ms: i64) ->
     let level = if place.contains("/resourcegroups/") { Level::Group } else { Level::Subscription };
     let ((what, name), of) = (level.names(), last_name(place));
     let message = format!(
-        "{tried}: {most} operations of the {what} '{of}' have begun within 24 hours, which is the limit. There is room again at {}. Until then use another {what}, or ask whoever runs this gateway to raise {name}_operations of [api.quotas].",
+        "{tried}: more than {most} operations of the {what} '{of}' would have begun within 24 hours, which is the limit. There is room again at {} at the earliest. Until then use another {what}, or ask whoever runs this gateway to raise {name}_operations of [api.quotas].",
         instant(room_ms)
     );
     ApiError::of(StatusCode::CONFLICT, QUOTA_EXCEEDED, message)
@@ -265,12 +261,11 @@ impl Quotas {
     }
 
     /// Has a batch refused with which more operations begin than may where their resources are.
-    pub fn bound_operations(&self, batch: &mut Batch, deletes: bool) {
+    pub fn bound_operations(&self, batch: &mut Batch) {
         let places: BTreeSet<_> = batch.begins.iter().flat_map(|operation| places(&operation.resource)).collect();
-        let bounds = places.into_iter().map(|(level, place)| {
-            let most = u64::from(self.limits.of(level).operations);
-            let count = if deletes { most + most.div_ceil(ONE_MORE_TO_DELETE) } else { most };
-            BeginsAtMost { place: place.to_owned(), count }
+        let bounds = places.into_iter().map(|(level, place)| BeginsAtMost {
+            place: place.to_owned(),
+            count: self.limits.of(level).operations.into(),
         });
         let bounds = bounds.collect();
         batch.begins_at_most = bounds;

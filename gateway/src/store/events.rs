@@ -121,6 +121,7 @@ const CANDIDATES: [&str; 13] = [
 const COLUMNS: &str = "SELECT number, resource_key, id, kind, at_ms, status, before, detail FROM events";
 pub(super) const BEHIND: &str = "WHERE number > $1 ORDER BY number LIMIT $2";
 pub(super) const OF_CLUSTER: &str = "WHERE resource_key = $3 AND number > $1 ORDER BY number LIMIT $2";
+pub(super) const OF_SUBSCRIPTION: &str = "WHERE subscription_key = $3 AND number > $1 ORDER BY number LIMIT $2";
 pub(super) const OF_GROUP: &str = "WHERE group_key = $3 AND number > $1 ORDER BY number LIMIT $2";
 /// The oldest event, and some of the oldest of a resource group and of a subscription.
 pub(super) const OLDEST: &str = "SELECT number FROM events ORDER BY number LIMIT 1";
@@ -134,6 +135,9 @@ pub(super) const OF_NO_SUBSCRIPTION: &str = "SELECT number FROM events WHERE sub
 pub(super) const COUNTED_OF_GROUP: &str = "SELECT kept, forgotten FROM event_groups WHERE group_key = $1";
 pub(super) const COUNTED_OF_SUBSCRIPTION: &str =
     "SELECT kept, forgotten FROM event_subscriptions WHERE subscription_key = $1";
+/// The number up to which events of some group of a subscription may have been forgotten for the group's share.
+pub(super) const FORGOTTEN_OF_GROUPS: &str =
+    "SELECT COALESCE(MAX(forgotten), 0) FROM event_groups WHERE group_key >= $1 AND group_key < $2";
 
 /// What was told last of a cluster's agents. Nobody is told that a version fits before it did not.
 pub(super) const TOLD_VERSION: &str = "SELECT r.id, COALESCE(a.told_version, 'Current') FROM agents a \
@@ -146,6 +150,8 @@ pub(super) const TOLD_UPGRADE: &str = "SELECT r.id, a.told_upgrade FROM agents a
 pub enum Of<'a> {
     /// Those of all clusters.
     All,
+    /// Those of clusters in a subscription, by its key.
+    Subscription(&'a str),
     /// Those of clusters in a resource group, by its key.
     Group(&'a str),
     /// Those of one cluster, by its key.
@@ -255,7 +261,7 @@ impl Store {
             put(&mut *connection, &event).await?;
         }
         sqlx::query("UPDATE event_numbers SET newest = $1").bind(newest).execute(&mut *connection).await?;
-        self.keep_shares(&mut *connection, told_of).await?;
+        self.keep_shares(&mut *connection, told_of, true).await?;
         together.commit().await?;
         usize::try_from(newest - before).map_err(|_| broken("the newest number"))
     }
@@ -313,7 +319,7 @@ impl Store {
         };
         put(&mut *connection, &event).await?;
         sqlx::query("UPDATE event_numbers SET newest = $1").bind(number).execute(&mut *connection).await?;
-        self.keep_shares(&mut *connection, BTreeMap::from([(group_of(key).to_owned(), 1)])).await?;
+        self.keep_shares(&mut *connection, BTreeMap::from([(group_of(key).to_owned(), 1)]), false).await?;
         together.commit().await?;
         Ok(true)
     }
@@ -349,6 +355,7 @@ impl Store {
     pub async fn events(&self, of: Of<'_>, after: i64, rows: u32) -> Result<Vec<Event>, StoreError> {
         let (rest, key) = match of {
             Of::All => (BEHIND, None),
+            Of::Subscription(key) => (OF_SUBSCRIPTION, Some(key)),
             Of::Group(key) => (OF_GROUP, Some(key)),
             Of::Cluster(key) => (OF_CLUSTER, Some(key)),
         };
@@ -366,7 +373,7 @@ impl Store {
     }
 
     /// The number up to which events may have been forgotten, of a group also for its share and for that of its
-    /// subscription.
+    /// subscription, and of a subscription also for the shares of its groups.
     ///
     /// # Errors
     /// When the database cannot be read.
@@ -374,20 +381,28 @@ impl Store {
         let oldest = sqlx::query(OLDEST).fetch_optional(&self.readers).await?;
         let Some(oldest) = oldest else { return self.newest_event().await };
         let before_all = oldest.try_get::<i64, _>(0)? - 1;
-        let group = match of {
+        let (subscription, group) = match of {
             Of::All => return Ok(before_all),
-            Of::Group(key) | Of::Cluster(key) => group_of(key),
+            Of::Subscription(key) => (subscription_of(key), None),
+            Of::Group(key) | Of::Cluster(key) => (subscription_of(key), Some(group_of(key))),
         };
-        if !is_text(group) {
+        if !is_text(subscription) || group.is_some_and(|group| !is_text(group)) {
             return Ok(before_all);
         }
-        let mut forgotten = before_all;
-        for (sql, key) in [(COUNTED_OF_GROUP, group), (COUNTED_OF_SUBSCRIPTION, subscription_of(group))] {
-            if let Some(row) = sqlx::query(sql).bind(key).fetch_optional(&self.readers).await? {
-                forgotten = forgotten.max(row.try_get("forgotten")?);
+        let row = sqlx::query(COUNTED_OF_SUBSCRIPTION).bind(subscription).fetch_optional(&self.readers).await?;
+        let of_subscription = row.map(|row| row.try_get("forgotten")).transpose()?.unwrap_or(0);
+        let of_groups: i64 = match group {
+            Some(group) => {
+                let row = sqlx::query(COUNTED_OF_GROUP).bind(group).fetch_optional(&self.readers).await?;
+                row.map(|row| row.try_get("forgotten")).transpose()?.unwrap_or(0)
             }
-        }
-        Ok(forgotten)
+            None => {
+                let (_, to) = below(subscription);
+                let query = sqlx::query(FORGOTTEN_OF_GROUPS).bind(subscription).bind(to);
+                query.fetch_one(&self.readers).await?.try_get(0)?
+            }
+        };
+        Ok(before_all.max(of_subscription).max(of_groups))
     }
 
     /// Counts what was told of resource groups, and forgets what is then over the shares. Whoever calls it has the lock
@@ -396,10 +411,12 @@ impl Store {
         &self,
         connection: &mut AnyConnection,
         told_of: BTreeMap<String, i64>,
+        may_count_anew: bool,
     ) -> Result<(), StoreError> {
         let mut groups: BTreeSet<String> = told_of.keys().cloned().collect();
-        if sqlx::query(OF_NO_SUBSCRIPTION).fetch_optional(&mut *connection).await?.is_some() {
-            // What a replica of the version before told, it did not count, and neither what it forgot.
+        if may_count_anew && sqlx::query(OF_NO_SUBSCRIPTION).fetch_optional(&mut *connection).await?.is_some() {
+            // What a replica of the version before told, it did not count, and neither what it forgot. It is one look at
+            // all events, so that agents that say something do not wait for it.
             sqlx::raw_sql(self.named()).execute(&mut *connection).await?;
             groups.extend(recount(connection).await?);
         } else {
@@ -419,14 +436,20 @@ impl Store {
     fn named(&self) -> &'static str {
         match self.backend {
             Backend::Sqlite => {
-                "UPDATE events SET \
-                 group_key = substr(resource_key, 1, instr(resource_key || '/providers/', '/providers/') - 1), \
+                "UPDATE events SET group_key = '', \
                  subscription_key = substr(resource_key, 1, 14 + instr(substr(resource_key, 16) || '/', '/')) \
-                 WHERE subscription_key = ''"
+                 WHERE subscription_key = ''; \
+                 UPDATE events SET group_key = CASE \
+                 WHEN substr(resource_key, length(subscription_key) + 1, 16) = '/resourcegroups/' \
+                 THEN substr(resource_key, 1, length(subscription_key) + 15 \
+                 + instr(substr(resource_key, length(subscription_key) + 17) || '/', '/')) \
+                 ELSE subscription_key END WHERE group_key = ''"
             }
             Backend::Postgres => {
-                "UPDATE events SET group_key = split_part(resource_key, '/providers/', 1), \
-                 subscription_key = '/subscriptions/' || split_part(resource_key, '/', 3) \
+                "UPDATE events SET subscription_key = '/subscriptions/' || split_part(resource_key, '/', 3), \
+                 group_key = '/subscriptions/' || split_part(resource_key, '/', 3) \
+                 || CASE WHEN split_part(resource_key, '/', 4) = 'resourcegroups' \
+                 THEN '/resourcegroups/' || split_part(resource_key, '/', 5) ELSE '' END \
                  WHERE subscription_key = ''"
             }
         }
@@ -481,26 +504,20 @@ const COUNT_SUBSCRIPTION: &str = "INSERT INTO event_subscriptions (subscription_
 
 /// Counts all events anew. Returns the resource groups that have more than their share.
 async fn recount(connection: &mut AnyConnection) -> Result<Vec<String>, StoreError> {
-    sqlx::raw_sql("DELETE FROM event_groups; UPDATE event_subscriptions SET kept = 0")
-        .execute(&mut *connection)
-        .await?;
-    let sql = "SELECT subscription_key, group_key, CAST(COUNT(*) AS BIGINT), MIN(number) FROM events \
-               GROUP BY subscription_key, group_key";
-    let rows = sqlx::query(sql).fetch_all(&mut *connection).await?;
-    let mut over = Vec::new();
-    for row in &rows {
-        let (subscription, group): (String, String) = (row.try_get(0)?, row.try_get(1)?);
-        let (kept, first): (i64, i64) = (row.try_get(2)?, row.try_get(3)?);
-        // Of a group that has as many as it keeps nobody knows whether it had more.
-        let forgotten = if kept < KEPT_OF_GROUP { 0 } else { first - 1 };
-        let sql = "INSERT INTO event_groups (group_key, kept, forgotten) VALUES ($1, $2, $3)";
-        sqlx::query(sql).bind(&group).bind(kept).bind(forgotten).execute(&mut *connection).await?;
-        sqlx::query(COUNT_SUBSCRIPTION).bind(subscription).bind(kept).execute(&mut *connection).await?;
-        if kept > KEPT_OF_GROUP {
-            over.push(group);
-        }
-    }
-    Ok(over)
+    let cleared = "DELETE FROM event_groups; UPDATE event_subscriptions SET kept = 0";
+    sqlx::raw_sql(cleared).execute(&mut *connection).await?;
+    // Of a group that has as many as it keeps nobody knows whether it had more.
+    let sql = "INSERT INTO event_groups (group_key, kept, forgotten) \
+               SELECT group_key, COUNT(*), CASE WHEN COUNT(*) < $1 THEN 0 ELSE MIN(number) - 1 END FROM events \
+               GROUP BY group_key";
+    sqlx::query(sql).bind(KEPT_OF_GROUP).execute(&mut *connection).await?;
+    let sql = "INSERT INTO event_subscriptions (subscription_key, kept, forgotten) \
+               SELECT subscription_key, COUNT(*), 0 FROM events WHERE subscription_key <> '' GROUP BY subscription_key \
+               ON CONFLICT (subscription_key) DO UPDATE SET kept = excluded.kept";
+    sqlx::query(sql).execute(&mut *connection).await?;
+    let sql = "SELECT group_key FROM event_groups WHERE kept > $1";
+    let rows = sqlx::query(sql).bind(KEPT_OF_GROUP).fetch_all(&mut *connection).await?;
+    rows.iter().map(|row| Ok(row.try_get(0)?)).collect()
 }
 
 /// Forgets the oldest events of a resource group that has more than its share.
@@ -575,7 +592,11 @@ async fn forget(
 
 /// The key of the resource group that what has this key is in, or of its subscription if it is in none.
 pub(super) fn group_of(key: &str) -> &str {
-    key.split("/providers/").next().unwrap_or_default()
+    let mut slashes = key.match_indices('/').map(|(at, _)| at).skip(2);
+    let (third, fourth, fifth) = (slashes.next(), slashes.next(), slashes.next());
+    let is_in_group = third.zip(fourth).is_some_and(|(from, to)| &key[from..to] == "/resourcegroups");
+    let end = if is_in_group { fifth } else { third };
+    end.map_or(key, |end| &key[..end])
 }
 
 /// The key of the subscription that what has this key is in.

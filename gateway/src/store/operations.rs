@@ -78,10 +78,13 @@ pub(super) const WAKE: &str = "UPDATE operations SET woken = 1, next_ms = CASE W
                                THEN $2 ELSE next_ms END WHERE status = 'InProgress' AND (resource_key = $3 \
                                OR (resource_key > $4 AND resource_key < $5))";
 
-/// How many operations began at a place after an hour, and the first hour with some of them.
+/// How many operations began at a place after an hour and before another one, and the first hour with some of them. What
+/// a clock that was ahead has written does not count.
 pub(super) const BEGUN: &str = "SELECT CAST(COALESCE(SUM(begun), 0) AS BIGINT), MIN(since_hour) FROM operations_begun \
-                                WHERE place_key = $1 AND since_hour > $2";
+                                WHERE place_key = $1 AND since_hour > $2 AND since_hour < $3";
 pub(super) const FORGET_BEGUN: &str = "DELETE FROM operations_begun WHERE since_hour < $1";
+/// What a clock that was ahead has written.
+pub(super) const FORGET_BEGUN_LATER: &str = "DELETE FROM operations_begun WHERE since_hour > $1";
 const HOUR_MS: i64 = 3600 * 1000;
 /// Hours, the one that has just begun included, within which the operations that begin at a place are bounded.
 const WITHIN_HOURS: i64 = 24;
@@ -215,6 +218,8 @@ impl Store {
     pub async fn forget_operations(&self, ended_before_ms: i64) -> Result<u64, StoreError> {
         let hour = ended_before_ms.div_euclid(HOUR_MS);
         sqlx::query(FORGET_BEGUN).bind(hour).execute(&self.writers).await?;
+        // Two hours beyond the day that is kept.
+        sqlx::query(FORGET_BEGUN_LATER).bind(hour + WITHIN_HOURS + 2).execute(&self.writers).await?;
         Ok(sqlx::query(FORGET).bind(ended_before_ms).execute(&self.writers).await?.rows_affected())
     }
 }
@@ -246,7 +251,9 @@ pub(super) async fn full_until(
     now_ms: i64,
 ) -> Result<Option<i64>, StoreError> {
     let hour = now_ms.div_euclid(HOUR_MS);
-    let row = sqlx::query(BEGUN).bind(&bound.place).bind(hour - WITHIN_HOURS).fetch_one(connection).await?;
+    // Clocks of replicas differ a little.
+    let query = sqlx::query(BEGUN).bind(&bound.place).bind(hour - WITHIN_HOURS).bind(hour + 2);
+    let row = query.fetch_one(connection).await?;
     let (begun, first): (i64, Option<i64>) = (row.try_get(0)?, row.try_get(1)?);
     let is_full = begun.unsigned_abs() > bound.count;
     Ok(is_full.then(|| (first.unwrap_or(hour) + WITHIN_HOURS) * HOUR_MS))

@@ -26,8 +26,10 @@ async fn every_question_has_an_index() {
     let others = others.chain([parts::OF, parts::LAST, parts::OTHERS, batch::BELOW]).map(str::to_owned);
     let tickets = [tickets::BY_KEY, tickets::BY_ALIAS].map(|rest| format!("SELECT sealed FROM tickets {rest}"));
     let operations = [operations::ONE, operations::WAITING].map(operations::selected).into_iter();
-    let operations =
-        operations.chain([operations::FORGET, operations::BEGUN, operations::FORGET_BEGUN].map(str::to_owned));
+    let operations = operations.chain(
+        [operations::FORGET, operations::BEGUN, operations::FORGET_BEGUN, operations::FORGET_BEGUN_LATER]
+            .map(str::to_owned),
+    );
     let operations = operations.chain([format!("{}$1", operations::NEXT)]);
     let agents = [agents::one(), agents::OF_UID.to_owned(), agents::CLAIMED.to_owned()].into_iter();
     let agents = agents.chain([events::TOLD_VERSION, events::TOLD_UPGRADE].map(str::to_owned));
@@ -38,10 +40,14 @@ async fn every_question_has_an_index() {
     let windows = windows.map(|beside| resources::weighed(beside, resources::WINDOW)).into_iter();
     let windows = windows.chain([resources::weighed(Beside::Nothing, resources::WINDOW_OF_CHILDREN)]);
     let agents = agents.chain(windows);
-    let events = [events::BEHIND, events::OF_CLUSTER, events::OF_GROUP];
+    let events = [events::BEHIND, events::OF_CLUSTER, events::OF_GROUP, events::OF_SUBSCRIPTION];
     let events = events.map(events::selected).into_iter();
     let shares = [events::OLDEST_OF_GROUP, events::OLDEST_OF_SUBSCRIPTION, events::OF_NO_SUBSCRIPTION];
-    let shares = shares.into_iter().chain([events::COUNTED_OF_GROUP, events::COUNTED_OF_SUBSCRIPTION]);
+    let shares = shares.into_iter().chain([
+        events::COUNTED_OF_GROUP,
+        events::COUNTED_OF_SUBSCRIPTION,
+        events::FORGOTTEN_OF_GROUPS,
+    ]);
     let events = events.chain(shares.map(str::to_owned));
     let events = events.chain(["LIMIT 1", "ORDER BY a.resource_key LIMIT 5"].map(|rest| events::untold("r.id", rest)));
     for sql in selected.into_iter().chain(others).chain(tickets).chain(operations).chain(agents).chain(events) {
@@ -64,12 +70,21 @@ async fn every_question_has_an_index() {
 async fn events_without_a_group_get_it() {
     let dir = tempfile::tempdir().unwrap();
     let store = Store::open_file(&dir.path().join("towline.db")).await.unwrap();
-    let sql = "INSERT INTO events (number, resource_key, id, kind, at_ms) \
-               VALUES (1, '/subscriptions/s/resourcegroups/g/providers/p/c/edge', '/edge', 'deleted', 1)";
+    let sql = "INSERT INTO events (number, resource_key, id, kind, at_ms) VALUES \
+               (1, '/subscriptions/s/resourcegroups/g/providers/p/c/edge', '/edge', 'deleted', 1), \
+               (2, '/subscriptions/s/resourcegroups/providers/providers/p/c/edge', '/edge', 'deleted', 1), \
+               (3, '/subscriptions/s/providers/p/c/edge', '/edge', 'deleted', 1)";
     sqlx::query(sql).execute(&store.writers).await.unwrap();
     assert_eq!(store.tell(2).await.unwrap(), 0);
-    let group = events::Of::Group("/subscriptions/s/resourcegroups/g");
-    assert_eq!(store.events(group, 0, 10).await.unwrap().len(), 1);
+    use events::Of;
+    for (of, count) in [
+        (Of::Group("/subscriptions/s/resourcegroups/g"), 1),
+        (Of::Group("/subscriptions/s/resourcegroups/providers"), 1),
+        (Of::Group("/subscriptions/s"), 1),
+        (Of::Subscription("/subscriptions/s"), 3),
+    ] {
+        assert_eq!(store.events(of, 0, 10).await.unwrap().len(), count, "{of:?}");
+    }
 }
 
 /// SQLite itself takes back what it cannot write; the one writer must be good for the next batch.

@@ -261,6 +261,9 @@ async fn c8_a_subscription_with_most_events_gives_way_to_others(place: Place) {
     let forgotten = async |of: Of<'_>| store.forgotten(of).await.unwrap();
     assert_eq!(forgotten(Of::Group(&format!("{GROUP}-0"))).await, first_of(0) + 2);
     assert_eq!((forgotten(Of::Cluster(&key("a"))).await, forgotten(Of::Cluster(&quiet)).await), (first_of(0) + 2, 0));
+    let of_both = (Of::Subscription("/subscriptions/s"), Of::Subscription("/subscriptions/t"));
+    assert_eq!((forgotten(of_both.0).await, forgotten(of_both.1).await), (first_of(0) + 2, 0));
+    assert_eq!(store.events(of_both.1, 0, 10).await.unwrap().len(), 2, "and none of the other one's is among theirs");
     // Each further one takes the place of one, also where a replica of the version before told meanwhile and counted
     // none.
     store.seen(&[key("a")], DAY).await.unwrap();
@@ -292,6 +295,7 @@ async fn c8_a_group_has_a_share_of_the_events_that_are_kept(place: Place) {
     let forgotten = async |of: Of<'_>| store.forgotten(of).await.unwrap();
     assert_eq!((forgotten(Of::Group(GROUP)).await, forgotten(Of::Cluster(&key("a"))).await), (2, 2));
     assert_eq!((forgotten(Of::Group(&quiet)).await, forgotten(Of::All).await), (0, 0));
+    assert_eq!(forgotten(Of::Subscription("/subscriptions/s")).await, 2, "nor has who follows all of its groups");
     // Where many have their share, the oldest of all go.
     for n in 0..KEPT / KEPT_OF_GROUP - 1 {
         last = many(&place, &format!("{GROUP}-{n}"), last + 1, KEPT_OF_GROUP).await;

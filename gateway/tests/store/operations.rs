@@ -20,6 +20,7 @@ pub fn tests() -> Vec<(&'static str, crate::Test)> {
         work_of_another_kind_is_left_alone,
         a_clock_that_was_set_back_stops_no_operation,
         no_more_operations_begin_within_a_day_than_may,
+        no_more_operations_begin_at_once_than_may,
     ]
 }
 
@@ -161,4 +162,33 @@ async fn no_more_operations_begin_within_a_day_than_may(place: Place) {
     let expected = "/subscriptions/s110 /subscriptions/s124 GROUP124 GROUP2110".replace("GROUP", GROUP);
     assert_eq!(kept.join(" "), expected);
     assert_eq!(apply("f", &in_group, 150).await.map(drop), Ok(()));
+    // What a clock that was ahead has written counts for nothing, and does not stay.
+    let later = format!("{GROUP}3/providers/p/t/n");
+    let at = async |id: &str, hour: i64| {
+        let begun = Operation { resource: later.clone(), begun_ms: hour * HOUR, ..operation(id) };
+        let begins_at_most = vec![bound(&format!("{GROUP}3"), 1)];
+        store.apply(&Batch { begins: vec![begun], begins_at_most, ..Batch::default() }).await.unwrap().map(drop)
+    };
+    at("g", 9000).await.unwrap();
+    at("h", 200).await.unwrap();
+    assert!(at("i", 200).await.is_err());
+    store.forget_operations(176 * HOUR).await.unwrap();
+    let kept = place.texts("SELECT CAST(MAX(since_hour) AS TEXT) FROM operations_begun").await;
+    assert_eq!(kept, ["200"]);
+}
+
+/// The bound is judged in the transaction: two gateways do not both take the last place.
+async fn no_more_operations_begin_at_once_than_may(place: Place) {
+    let (one, two) = (place.open().await, place.open().await);
+    let begins =
+        (0..12).map(|n| {
+            let store = if n % 2 == 0 { &one } else { &two };
+            let begun = Operation { resource: format!("{GROUP}/providers/p/t/n"), ..operation(&format!("o{n}")) };
+            let begins_at_most = vec![BeginsAtMost { place: GROUP.to_owned(), count: 5 }];
+            async move {
+                store.apply(&Batch { begins: vec![begun], begins_at_most, ..Batch::default() }).await.unwrap().is_ok()
+            }
+        });
+    let begun = futures_util::future::join_all(begins).await;
+    assert_eq!(begun.iter().filter(|begun| **begun).count(), 5);
 }

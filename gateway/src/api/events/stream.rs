@@ -130,7 +130,7 @@ impl Listener {
     async fn forgotten(&self, events: &[Event]) -> i64 {
         let of = super::of(&self.scope);
         let numbers = std::iter::once(self.after).chain(events.iter().map(|event| event.number));
-        if matches!(of, Of::All) || numbers.clone().zip(numbers.skip(1)).all(|(one, next)| next == one + 1) {
+        if numbers.clone().zip(numbers.skip(1)).all(|(one, next)| next == one + 1) {
             return i64::MAX;
         }
         // Where it cannot be known they are missing.
