@@ -463,10 +463,10 @@ impl Replicas {
     }
 
     /// Groups of settings that all replicas are to share, and in which another one differs from this one; `None` where
-    /// it does not say what it has.
+    /// they cannot be compared.
     pub fn differences(&self, replica: &Replica) -> Option<Vec<String>> {
-        let (own, theirs) = self.fingerprint().zip(replica.fingerprint.load_full())?;
-        Some(own.differences(&theirs))
+        let theirs = replica.fingerprint.load_full();
+        differences(&*self.fingerprint()?, theirs.as_deref(), (self.settings.stale_for, replica.stale_for))
     }
 
     /// How many living replicas have other settings than this one.
@@ -667,12 +667,23 @@ pub async fn warning(config: &Config) -> Option<String> {
     let overview = store.replicas_overview(LEASE).await;
     store.close().await;
     let differs = |row: &Row| {
-        let theirs = Fingerprint::parse(row.settings.as_deref()?).filter(|_| row.alive && row.name != own.name)?;
-        let groups = fingerprint.differences(&theirs);
-        (!groups.is_empty()).then(|| format!("from {}: {}", row.name, groups.join(", ")))
+        let theirs = row.settings.as_deref().and_then(Fingerprint::parse);
+        let groups = differences(&fingerprint, theirs.as_ref(), (own.stale_for, row.stale_for));
+        let groups = groups.filter(|groups| row.alive && row.name != own.name && !groups.is_empty())?;
+        Some(|| format!("from {}: {}", row.name, groups.join(", ")))
     };
     let differ: Vec<String> = overview.ok()?.rows.iter().filter_map(differs).collect();
     (!differ.is_empty()).then(|| format!("settings that replicas are to share differ {}", differ.join("; ")))
+}
+
+/// Groups in which another replica differs. How long it goes on without the database, replicas of all versions say.
+fn differences(
+    own: &Fingerprint,
+    theirs: Option<&Fingerprint>,
+    (stale_for, other): (Duration, Option<Duration>),
+) -> Option<Vec<String>> {
+    let compared = theirs.and_then(|theirs| own.differences(theirs));
+    compared.or_else(|| (other? != stale_for).then(|| vec!["replicas.stale_for".to_owned()]))
 }
 
 fn milliseconds(duration: Duration) -> u64 {

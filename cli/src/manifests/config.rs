@@ -149,9 +149,19 @@ fn guard(values: &Values, namespace: &str) -> String {
     if !guard.skip_users.is_empty() {
         out.key("skip_users", &guard.skip_users);
     }
-    out.key("cache_entries", guard.cache_entries);
-    out.key("cache_allowed_for", &guard.cache_allowed_for);
-    out.key("cache_denied_for", &guard.cache_denied_for);
+    // An agent of 0.1 knows no such keys, and does not start with them.
+    let usual = Values::default().guard;
+    if guard.cache_entries != usual.cache_entries {
+        out.key("cache_entries", guard.cache_entries);
+    }
+    for (key, value, usual) in [
+        ("cache_allowed_for", &guard.cache_allowed_for, &usual.cache_allowed_for),
+        ("cache_denied_for", &guard.cache_denied_for, &usual.cache_denied_for),
+    ] {
+        if value != usual {
+            out.key(key, value);
+        }
+    }
     out.table("limits");
     out.key("drain_grace", &values.limits.drain_grace);
     log_and_admin(&mut out, values);

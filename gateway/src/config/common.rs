@@ -292,18 +292,18 @@ impl Fingerprint {
         serde_json::from_str(text).ok()
     }
 
-    /// The groups in which another replica differs. None if its program has another version, which may know other
-    /// settings, or spell the same ones differently. If it has another store key, only that is named: hashes by two keys
-    /// cannot be compared.
-    pub fn differences(&self, other: &Self) -> Vec<String> {
+    /// The groups in which another replica differs; `None`, which says nothing, if its program has another version: that
+    /// may know other settings, or spell the same ones differently. If it has another store key, only that is named: hashes
+    /// by two keys cannot be compared.
+    pub fn differences(&self, other: &Self) -> Option<Vec<String>> {
         if self.version != other.version {
-            return Vec::new();
+            return None;
         }
         if self.key != other.key {
-            return vec![STORE_KEY.to_owned()];
+            return Some(vec![STORE_KEY.to_owned()]);
         }
         let differs = |(name, hash): &(&String, &String)| other.hashes.get(*name) != Some(*hash);
-        self.hashes.iter().filter(differs).map(|(name, _)| name.clone()).collect()
+        Some(self.hashes.iter().filter(differs).map(|(name, _)| name.clone()).collect())
     }
 }
 
@@ -485,12 +485,13 @@ mod tests {
         changed.dynamic.disabled.clear();
         changed.api.as_mut().unwrap().operation_timeout *= 2;
         let mut other = Fingerprint::of(&changed, &key);
-        assert_eq!(own.differences(&own), Vec::<String>::new());
-        assert_eq!(own.differences(&other), ["api.operation_timeout", "disabled"]);
+        let named = |names: &[&str]| Some(names.iter().map(|&name| name.to_owned()).collect::<Vec<_>>());
+        assert_eq!(own.differences(&own), named(&[]));
+        assert_eq!(own.differences(&other), named(&["api.operation_timeout", "disabled"]));
         other.version = "0.0.1".to_owned();
-        assert_eq!(own.differences(&other), Vec::<String>::new(), "another version may know other settings");
+        assert_eq!(own.differences(&other), None, "another version may know other settings");
         let other = Fingerprint::of(&config, &protector(dir.path(), "other.key"));
-        assert_eq!(own.differences(&other), [STORE_KEY]);
+        assert_eq!(own.differences(&other), named(&[STORE_KEY]));
         assert!(own.hashes.iter().all(|(name, hash)| other.hashes[name] != *hash), "every hash depends on the key");
     }
 }

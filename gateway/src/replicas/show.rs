@@ -42,14 +42,15 @@ pub fn overview(overview: &Overview) -> Value {
     json!({ "revision": overview.revision, "replicas": replicas })
 }
 
-/// Groups of settings that all replicas are to share and that differ from another one's, by the name of that one.
+/// Groups of settings that all replicas are to share and that differ from another one's, by the name of that one; `null` for
+/// one that cannot be compared.
 fn differences<'a>(
     own: &Fingerprint,
     others: impl Iterator<Item = (&'a str, &'a Option<Fingerprint>)>,
 ) -> Map<String, Value> {
     let differ = others.filter_map(|(name, theirs)| {
         let groups = own.differences(theirs.as_ref()?);
-        (!groups.is_empty()).then(|| (name.to_owned(), groups.into()))
+        groups.as_ref().is_none_or(|groups| !groups.is_empty()).then(|| (name.to_owned(), json!(groups)))
     });
     differ.collect()
 }

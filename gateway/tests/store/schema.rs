@@ -57,9 +57,11 @@ async fn a_changed_migration_is_refused(place: Place) {
 /// Commands that show something run beside gateways of the version before.
 async fn t12_who_only_reads_leaves_the_tables_of_an_older_program(place: Place) {
     place.with_group().await.close().await;
-    place.sql("ALTER TABLE replicas DROP COLUMN settings").await;
-    place.sql("ALTER TABLE replicas DROP COLUMN settings_of").await;
-    place.sql("DELETE FROM _sqlx_migrations WHERE description = 'replicas settings'").await;
+    for column in ["stale_ms", "stale_of", "settings", "settings_of"] {
+        place.sql(&format!("ALTER TABLE replicas DROP COLUMN {column}")).await;
+    }
+    let later = "DELETE FROM _sqlx_migrations WHERE description IN ('replicas stale for', 'replicas settings')";
+    place.sql(later).await;
     let run = "SELECT description FROM _sqlx_migrations ORDER BY version";
     let before = place.texts(run).await;
     let store = Store::open_to_read(&place.url).await.unwrap().unwrap();

@@ -119,6 +119,15 @@ pub fn claimed_audiences(token: &str) -> Vec<String> {
     }
 }
 
+/// A statement of an issuer that holds.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Statement {
+    /// What it says.
+    pub claims: serde_json::Map<String, serde_json::Value>,
+    /// Thumbprint (RFC 7638) of the key that signed it ([`Verifier::has_revoked`]).
+    pub key: String,
+}
+
 impl Verifier {
     /// Reads keys over HTTPS; `connect` opens the connections ([`Direct`], or through a proxy).
     ///
@@ -276,8 +285,8 @@ impl Verifier {
         asks.unwrap_or(false)
     }
 
-    /// The payload of a statement that an issuer signed beside its tokens: a compact JWS of type `kind` for `audience`,
-    /// in its time. `kind` must be none of a token's, so that neither passes for the other.
+    /// A statement that an issuer signed beside its tokens: a compact JWS of type `kind` for `audience`, in its time.
+    /// `kind` must be none of a token's, so that neither passes for the other.
     ///
     /// # Errors
     /// One [`TokenError`] per check, as for tokens.
@@ -288,7 +297,7 @@ impl Verifier {
         kind: &str,
         audience: &str,
         now: SystemTime,
-    ) -> Result<serde_json::Map<String, serde_json::Value>, TokenError> {
+    ) -> Result<Statement, TokenError> {
         let compact = jws::parse(statement)?;
         let place = self.issuer_of(&compact)?;
         let Trusted { config, keys } = &self.issuers[place];
@@ -305,7 +314,7 @@ impl Verifier {
         key.verify(algorithm, compact.signed, &compact.signature)?;
         claims::before_end(claims::times(&compact.payload, config.skew, now)?, end)?;
         match compact.payload.get("aud").and_then(serde_json::Value::as_str) {
-            Some(shown) if shown == audience => Ok(compact.payload),
+            Some(shown) if shown == audience => Ok(Statement { claims: compact.payload, key: key.thumbprint.clone() }),
             _ => Err(TokenError::Audience),
         }
     }

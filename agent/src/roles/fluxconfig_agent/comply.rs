@@ -69,8 +69,9 @@ fn said(view: &View) -> Compliance {
         _ if status("Stalled") == Some("True") && view.observed >= view.generation => Compliance::NonCompliant,
         // A status without a generation is from before the first look; -1 says that no look has ended yet.
         _ if view.observed < view.generation && status("Ready") != Some("False") => Compliance::Pending,
-        // It waits for another one, which says itself what is wrong.
-        Some(("False", "DependencyNotReady")) => Compliance::Pending,
+        // It waits for another one, which says itself what is wrong; or it waited for what it had applied, and something new
+        // ended that.
+        Some(("False", "DependencyNotReady" | "HealthCheckCanceled")) => Compliance::Pending,
         Some(("True", _)) => Compliance::Compliant,
         Some(("False", _)) => Compliance::NonCompliant,
         _ => Compliance::Pending,
@@ -100,7 +101,7 @@ struct Remembered {
     again: Option<Instant>,
     /// Since when nothing is known of it.
     pending: Option<Instant>,
-    /// What an attempt may take that had begun before something else was wanted: Flux ends it first.
+    /// What an attempt may take that had begun before something else was wanted of the same revision: it may go on first.
     begun: Option<Duration>,
 }
 
@@ -137,7 +138,9 @@ impl Memory {
         // Whatever Flux writes meanwhile, it is the same attempt as long as the same is wanted, and the same is applied.
         let last = &known.last;
         let goes_on = last.generation == view.generation && last.attempted == view.attempted;
-        if !goes_on {
+        if pending.is_none() || last.attempted != view.attempted {
+            known.begun = None;
+        } else if !goes_on {
             known.begun = known.pending.and_then(|_| last.timeout.max(known.begun));
         }
         known.pending = pending.map(|now| known.pending.filter(|_| goes_on).unwrap_or(now));
@@ -181,8 +184,7 @@ impl Memory {
 /// Whether it tried another revision than this one, and failed with it. What fails before that, such as a folder that is not
 /// there, is said of the newest one though no attempt is noted.
 fn has_failed_at_another(view: &View, revision: Option<&str>) -> bool {
-    const IN_AN_ATTEMPT: [&str; 5] =
-        ["BuildFailed", "ReconciliationFailed", "PruneFailed", "HealthCheckFailed", "HealthCheckCanceled"];
+    const IN_AN_ATTEMPT: [&str; 4] = ["BuildFailed", "ReconciliationFailed", "PruneFailed", "HealthCheckFailed"];
     let ready = view.condition("Ready");
     let tried = ready.is_some_and(|ready| IN_AN_ATTEMPT.contains(&ready.reason.as_str()));
     tried && view.attempted.is_some() && view.attempted.as_deref() != revision
@@ -721,7 +723,9 @@ mod tests {
         };
         assert_eq!(of("BuildFailed", "main@sha1:a"), Compliance::NonCompliant);
         assert_eq!(of("BuildFailed", "main@sha1:b"), Compliance::Pending, "the new one was not tried yet");
-        assert_eq!(of("HealthCheckCanceled", "main@sha1:b"), Compliance::Pending, "the new one ended it");
+        for revision in ["main@sha1:a", "main@sha1:b"] {
+            assert_eq!(of("HealthCheckCanceled", revision), Compliance::Pending, "something new ended it");
+        }
         assert_eq!(of("ArtifactFailed", "main@sha1:b"), Compliance::NonCompliant, "the folder is not there");
         // Another branch is wanted, and the source has not looked.
         let failed = Memory::default().judge(&timed(60, "False", "BuildFailed"), MAIN, now);

@@ -3,7 +3,7 @@
 
 use std::{sync::Arc, time::SystemTime};
 
-use auth::token::{Identity, TokenError, Verifier};
+use auth::token::{Identity, Statement, TokenError, Verifier};
 use secrecy::{ExposeSecret as _, SecretString};
 use types::ids::ClusterId;
 
@@ -71,7 +71,7 @@ impl Authenticator {
         kind: &str,
         audience: &str,
         now: SystemTime,
-    ) -> Result<serde_json::Map<String, serde_json::Value>, TokenError> {
+    ) -> Result<Statement, TokenError> {
         self.verifier.verify_statement(statement, issuer, kind, audience, now).await
     }
 

@@ -16,7 +16,7 @@ use auth::{
         principal::principals,
         snapshot::{self, DOCUMENT_BYTES, Document, DocumentError, STATEMENT_TYPE, Signed},
     },
-    token::{Identity, TokenError},
+    token::{Identity, Statement, TokenError, Verifier},
 };
 use tokio::sync::watch;
 use types::{ids::ClusterId, instants::timestamp};
@@ -29,6 +29,9 @@ use super::{
 
 /// Rights that are bounded in time are looked at again this often.
 const LOOK_AGAIN: Duration = Duration::from_secs(10);
+
+/// How long a statement holds at most, whatever end it names: as long as a gateway may be told that its own do.
+const LONGEST: Duration = Duration::from_secs(7 * 24 * 3600);
 
 /// Decides by the snapshot of now.
 pub struct Authorizer {
@@ -45,6 +48,9 @@ struct Known {
     revision: i64,
     /// SHA-256 of the document.
     digest: String,
+    /// Who signed its statement, and by which key: a thumbprint.
+    issuer: String,
+    key: String,
     /// When its statement was made, seconds since 1970.
     issued: u64,
     ends: SystemTime,
@@ -135,6 +141,7 @@ pub struct Edition {
 /// A right that a call was allowed by. It may be withdrawn while the call lasts.
 pub struct Right {
     known: watch::Receiver<Option<Arc<Known>>>,
+    verifier: Arc<Verifier>,
     principals: Vec<String>,
     cluster: ClusterId,
     of: Of,
@@ -176,14 +183,18 @@ impl Authorizer {
 
     /// The revision that is decided by; 0 without one.
     pub fn revision(&self) -> i64 {
-        self.known.borrow().as_ref().map_or(0, |known| known.revision)
+        self.known().map_or(0, |known| known.revision)
     }
 
     /// The snapshot that holds; none where nothing can be decided.
     pub fn edition(&self, now: SystemTime) -> Option<Edition> {
-        let known = self.known.borrow();
-        let known = known.as_ref().filter(|known| known.holds(now))?;
+        let known = self.known().filter(|known| known.holds(now))?;
         Some(Edition { revision: known.revision, ends: known.ends })
+    }
+
+    /// The snapshot that was taken last. What a key signed that is revoked since then is worth nothing: it may be a thief's.
+    fn known(&self) -> Option<Arc<Known>> {
+        self.known.borrow().clone().filter(|known| !known.is_revoked(self.authenticator.verifier()))
     }
 
     /// Decides what an apiserver asks about somebody ([`auth::rbac::call::Asking::review`]).
@@ -191,7 +202,7 @@ impl Authorizer {
         if self.issuer.is_none() {
             return Reviewed::Off;
         }
-        let Some(known) = self.known.borrow().clone().filter(|known| now < known.ends) else {
+        let Some(known) = self.known().filter(|known| now < known.ends) else {
             return Reviewed::Unknown;
         };
         if !known.enabled {
@@ -206,10 +217,12 @@ impl Authorizer {
     /// Takes a snapshot in place of the one that is known, if it is signed, of this cluster and not older.
     pub async fn take(&self, signed: &Signed, at: SystemTime) -> Result<Judged, SnapshotError> {
         let judged = self.judge(signed, at).await?;
+        let verifier = self.authenticator.verifier();
         let mut older = None;
         self.known.send_if_modified(|now| {
-            // One whose time is over holds nobody back, for revisions begin anew with another store.
-            let held = now.as_ref().filter(|held| at < held.ends);
+            // One whose time is over holds nobody back, for revisions begin anew with another store; nor does one of a key
+            // that is revoked, whatever revision a thief gave it.
+            let held = now.as_ref().filter(|held| at < held.ends && !held.is_revoked(verifier));
             older = held.map(|held| held.revision).filter(|revision| *revision > judged.0.revision);
             if older.is_none() {
                 *now = Some(judged.0.clone());
@@ -224,8 +237,11 @@ impl Authorizer {
 
     /// Takes what was kept of an earlier process, unless the gateway has told as much or more meanwhile.
     pub fn resume(&self, judged: &Judged, at: SystemTime) -> bool {
+        let verifier = self.authenticator.verifier();
         self.known.send_if_modified(|now| {
-            let takes = now.as_ref().is_none_or(|held| held.ends <= at || held.revision < judged.0.revision);
+            let gives_way =
+                |held: &Arc<Known>| held.ends <= at || held.is_revoked(verifier) || held.revision < judged.0.revision;
+            let takes = now.as_ref().is_none_or(gives_way);
             if takes {
                 *now = Some(judged.0.clone());
             }
@@ -242,15 +258,17 @@ impl Authorizer {
         let cluster = self.authenticator.cluster();
         let audience = snapshot::audience(cluster);
         let stated = self.authenticator.statement(&signed.statement, issuer, STATEMENT_TYPE, &audience, at).await?;
+        let Statement { claims: stated, key } = stated;
         let digest = stated.get("sha256").and_then(serde_json::Value::as_str).unwrap_or_default().to_owned();
         let (text, cluster, expected) = (signed.document.clone(), cluster.clone(), digest.clone());
         // Some mebibytes at most, which take tens of milliseconds: streams of users go on meanwhile.
         let read = tokio::task::spawn_blocking(move || read(&text, &expected, &cluster));
         let (document, policy, changes) = read.await.map_err(|_| SnapshotError::Unread)??;
         let seconds = |claim: &str| stated.get(claim).and_then(serde_json::Value::as_u64).unwrap_or_default();
-        let ends = SystemTime::UNIX_EPOCH + Duration::from_secs(seconds("exp"));
+        let ends = (SystemTime::UNIX_EPOCH + Duration::from_secs(seconds("exp"))).min(at + LONGEST);
         let Document { enabled, revision, .. } = document;
-        Ok(Judged(Arc::new(Known { policy, enabled, revision, digest, issued: seconds("iat"), ends, changes })))
+        let (issuer, issued) = (issuer.to_owned(), seconds("iat"));
+        Ok(Judged(Arc::new(Known { policy, enabled, revision, digest, issuer, key, issued, ends, changes })))
     }
 
     /// The right by which this call is allowed; `None`: the cluster's own RBAC decides.
@@ -275,7 +293,8 @@ impl Authorizer {
 
     fn asked_by(&self, identity: &Identity, of: Of) -> Right {
         let (known, cluster) = (self.known.subscribe(), self.authenticator.cluster().clone());
-        Right { known, principals: principals(identity), cluster, of }
+        let verifier = Arc::clone(self.authenticator.verifier());
+        Right { known, verifier, principals: principals(identity), cluster, of }
     }
 }
 
@@ -302,6 +321,10 @@ impl Parts {
 }
 
 impl Known {
+    fn is_revoked(&self, verifier: &Verifier) -> bool {
+        verifier.has_revoked(&self.issuer, &self.key)
+    }
+
     fn holds(&self, now: SystemTime) -> bool {
         self.enabled && now < self.ends
     }
@@ -330,7 +353,8 @@ impl Right {
 
     /// What is given now; `None`: nothing is.
     fn decide(&self, now: SystemTime) -> Option<Vec<&'static str>> {
-        let known = self.known.borrow().clone().filter(|known| known.holds(now))?;
+        let holds = |known: &Arc<Known>| known.holds(now) && !known.is_revoked(&self.verifier);
+        let known = self.known.borrow().clone().filter(holds)?;
         let asking =
             Asking { policy: &known.policy, principals: &self.principals, cluster: &self.cluster, now: timestamp(now) };
         match &self.of {

@@ -52,7 +52,7 @@ pub struct RunArgs {
     #[arg(long, value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
     /// A setting of the gateway's configuration, such as sessions.reauthorise_every=1s; repeat for more
-    #[arg(long = "set", value_name = "KEY=VALUE", value_parser = setting)]
+    #[arg(long = "set", value_name = "KEY=VALUE", value_parser = gateway_setting)]
     pub gateway_settings: Vec<(String, String)>,
     /// A setting of the agents' configuration, such as sessions.outlive_token=0s; repeat for more
     #[arg(long = "agent-set", value_name = "KEY=VALUE", value_parser = setting)]
@@ -140,7 +140,7 @@ fn apply(data: &mut Data, args: &RunArgs) -> Outcome<()> {
     {
         for (key, value) in given {
             list.retain(|(known, _)| known != key);
-            list.push((key.clone(), from_here(key, value)?));
+            list.push((key.clone(), value.clone()));
         }
     }
     for cluster in &args.clusters {
@@ -170,16 +170,24 @@ fn address(text: &str) -> Result<SocketAddr, String> {
     })
 }
 
-/// The value of a setting that was typed. A path is meant from the folder in which it is typed, and not from that of the
-/// state, where the configuration is.
-fn from_here(key: &str, value: &str) -> Outcome<String> {
+/// A setting of the gateway as it is typed: a path is meant from the folder in which it is typed, and not from that of the
+/// state, where the configuration is. `-` is standard output.
+fn gateway_setting(text: &str) -> Result<(String, String), String> {
+    let (key, value) = setting(text)?;
     let name = key.rsplit('.').next().unwrap_or_default();
-    let path = value.trim().trim_matches('"');
-    if path.is_empty() || !(name == "file" || name.ends_with("_file") || name.ends_with("_dir")) {
-        return Ok(value.to_owned());
+    let is_path = name == "file" || name.ends_with("_file") || name.ends_with("_dir");
+    // As TOML, else as the text that it is.
+    let read = toml::from_str::<toml::Table>(&format!("v = {value}"));
+    let path = match read.ok().and_then(|mut read| read.remove("v")) {
+        Some(toml::Value::String(path)) => path,
+        Some(_) => return Ok((key, value)),
+        None => value.clone(),
+    };
+    if !is_path || path.is_empty() || path == "-" {
+        return Ok((key, value));
     }
-    let path = std::path::absolute(path).with_context(|| format!("{key}={value}")).map_err(Failure::usage)?;
-    Ok(toml::Value::from(path.display().to_string()).to_string())
+    let path = std::path::absolute(&path).map_err(|error| error.to_string())?;
+    Ok((key, toml::Value::from(path.display().to_string()).to_string()))
 }
 
 fn setting(text: &str) -> Result<(String, String), String> {
@@ -197,13 +205,21 @@ mod tests {
     fn a_path_is_meant_from_where_it_is_typed() {
         let here = std::env::current_dir().unwrap();
         let absolute = |path: &str| format!("{:?}", here.join(path).display().to_string());
-        for (key, value) in [("api.catalogue_dir", "./catalogue"), ("api.catalogue_dir", "\"catalogue\"")] {
-            assert_eq!(from_here(key, value).unwrap(), absolute("catalogue"));
+        let taken = |text: &str| gateway_setting(text).unwrap().1;
+        for value in ["./catalogue", "\"catalogue\"", "'./catalogue'", "\"c\\u0061talogue\""] {
+            assert_eq!(taken(&format!("api.catalogue_dir={value}")), absolute("catalogue"), "{value}");
         }
-        assert_eq!(from_here("audit.file", "a/b.jsonl").unwrap(), absolute("a/b.jsonl"));
-        assert_eq!(from_here("tls.key_file", "/k.pem").unwrap(), "\"/k.pem\"");
-        for (key, value) in [("sessions.outlive_token", "0s"), ("api.url", "x"), ("audit.file", "")] {
-            assert_eq!(from_here(key, value).unwrap(), value);
+        assert_eq!(taken("audit.file=a/b.jsonl"), absolute("a/b.jsonl"));
+        assert_eq!(taken("tls.key_file=/k.pem"), "\"/k.pem\"");
+        for (text, value) in [
+            ("sessions.outlive_token=0s", "0s"),
+            ("api.url=x", "x"),
+            ("audit.file=", ""),
+            ("audit.file=-", "-"),
+            ("audit.file=\"-\"", "\"-\""),
+            ("limits.connections=5", "5"),
+        ] {
+            assert_eq!(taken(text), value, "{text}");
         }
     }
 

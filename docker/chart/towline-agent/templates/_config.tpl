@@ -250,9 +250,16 @@ server = {{ toJson . }}
 {{- with .Values.guard.skipUsers }}
 skip_users = {{ toJson . }}
 {{- end }}
+{{- /* An agent of 0.1 knows no such keys, and does not start with them. */}}
+{{- if ne (int .Values.guard.cacheEntries) 65536 }}
 cache_entries = {{ int .Values.guard.cacheEntries }}
+{{- end }}
+{{- if ne .Values.guard.cacheAllowedFor "3m" }}
 cache_allowed_for = {{ toJson .Values.guard.cacheAllowedFor }}
+{{- end }}
+{{- if ne .Values.guard.cacheDeniedFor "3m" }}
 cache_denied_for = {{ toJson .Values.guard.cacheDeniedFor }}
+{{- end }}
 
 [limits]
 drain_grace = {{ toJson .Values.limits.drainGrace }}

@@ -879,7 +879,7 @@ async fn statements_and_tokens_do_not_pass_for_each_other() {
         let (verifier, now) = (&site.verifier, site.now + Duration::from_secs(later));
         async move { verifier.verify_statement(&statement, issuer, KIND, audience, now).await }
     };
-    assert_eq!(check(statement.clone(), "test", "towline:policy:x", 0).await.unwrap()["sub"], "ann");
+    assert_eq!(check(statement.clone(), "test", "towline:policy:x", 0).await.unwrap().claims["sub"], "ann");
     assert_eq!(check(statement.clone(), "test", "towline:policy:y", 0).await, Err(TokenError::Audience));
     assert_eq!(check(statement.clone(), "other", "towline:policy:x", 0).await, Err(TokenError::UnknownIssuer));
     let late = check(statement.clone(), "test", "towline:policy:x", 90_000).await;

@@ -1,6 +1,9 @@
 use auth::{
     rbac::{Assignment, Window, principal::user_key, role::built_in},
-    token::testing::{TestIssuer, unix_seconds},
+    token::{
+        Fetch, Issuer, RawIssuer,
+        testing::{MemoryFetch, TestIssuer, TestKey, unix_seconds},
+    },
 };
 use bytes::Bytes;
 use http::Method;
@@ -97,6 +100,42 @@ async fn z9_calls_are_allowed_by_the_signed_snapshot_and_without_one_by_nothing(
     }
     site.take(&site.sign(&document(2, false, &[(VIEWER, "")]), |_| {})).await.unwrap();
     assert!(site.right(DEV_PODS).await.is_none(), "switched off");
+}
+
+/// A thief of a signing key could state a policy without an end and of so high a revision that every true one was older.
+#[tokio::test]
+async fn z9_what_a_revoked_key_signed_decides_nothing_and_holds_no_other_back() {
+    const URL: &str = "https://issuer.test";
+    let [stolen, next] = ["k1", "k2"].map(TestKey::es256);
+    let nothing: Arc<dyn Fetch> = MemoryFetch::new();
+    let verifier = Verifier::with_fetch(Issuer::all(vec![RawIssuer::new("test", URL)]).unwrap(), &nothing);
+    let authenticator = Arc::new(Authenticator::new(verifier, CLUSTER.parse().unwrap()));
+    let authorizer = Authorizer::new(authenticator.clone(), Some("test".to_owned()));
+    let site = Site { authorizer, ..site() };
+    let sign = |key: &TestKey, kid: &str, revision: i64| {
+        let signed = site.sign(&document(revision, true, &[(ADMIN, "")]), |_| {});
+        let mut claims = site.issuer.claims("-", &snapshot::audience(&CLUSTER.parse().unwrap()), site.now);
+        claims["sha256"] = json!(snapshot::digest_of(&signed.document));
+        claims["exp"] = json!(253_402_300_799_u64);
+        let header = json!({"alg": "ES256", "kid": kid, "typ": STATEMENT_TYPE});
+        Signed { statement: key.jws(&header, claims.to_string().as_bytes()), ..signed }
+    };
+    authenticator.verifier().take_keys(URL, &json!({"keys": [stolen.jwk()]})).unwrap();
+    site.take(&sign(&stolen, "k1", 1 << 62)).await.unwrap();
+    let right = site.right(DEV_PODS).await.unwrap();
+    assert!(site.authorizer.edition(site.now).is_some());
+    assert_eq!(site.authorizer.edition(site.now + LONGEST), None, "whatever end it names");
+
+    let mut newest = next.jwk();
+    newest["towline_attestation"] = json!(stolen.attest(&next));
+    let published = json!({"keys": [newest, stolen.jwk()], "towline_ended": [next.end(&stolen, 0)]});
+    authenticator.verifier().take_keys(URL, &published).unwrap();
+    assert!(site.right(DEV_PODS).await.is_none());
+    assert_eq!((site.authorizer.edition(site.now), site.authorizer.revision()), (None, 0));
+    right.withdrawn().await;
+    site.take(&sign(&next, "k2", 7)).await.unwrap();
+    assert_eq!(site.authorizer.revision(), 7);
+    assert!(site.take(&sign(&stolen, "k1", 1 << 62)).await.is_err());
 }
 
 /// A WebSocket is a GET, whose verb is `get`: a viewer got into a virtual machine's console by it.
