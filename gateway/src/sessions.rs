@@ -12,7 +12,7 @@ pub mod told;
 
 use std::{
     collections::{HashMap, hash_map::Entry},
-    fmt, mem,
+    fmt,
     sync::{
         Arc, Mutex, OnceLock, PoisonError,
         atomic::{AtomicU64, Ordering},
@@ -20,7 +20,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use auth::token::SignIn;
+use auth::token::{Ends, SignIn, TokenEnd};
 use bytes::Bytes;
 use daemon::Shutdown;
 use dashmap::DashMap;
@@ -79,43 +79,22 @@ impl EndReason {
     }
 }
 
-/// The end of a token, and the issuer's key that signed it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct TokenEnd {
-    /// In seconds since 1970.
-    pub until: u64,
-    /// Thumbprint of the key; `None` for an access certificate, and where another replica did not say.
-    pub key: Option<Arc<str>>,
+/// The end of a credential. An access certificate has no key of an issuer.
+fn end_of(principal: &Principal) -> TokenEnd {
+    let key = match principal {
+        Principal::User(identity) => Some(Arc::clone(&identity.key)),
+        Principal::ServiceAccount(_) => None,
+    };
+    TokenEnd { until: unix_seconds(principal.expires()), key }
 }
 
-impl TokenEnd {
-    fn of(principal: &Principal) -> Self {
-        let key = match principal {
-            Principal::User(identity) => Some(Arc::clone(&identity.key)),
-            Principal::ServiceAccount(_) => None,
-        };
-        Self { until: unix_seconds(principal.expires()), key }
-    }
-}
-
-/// The ends of tokens of a sign-in that were shown for a cluster: the latest of each key. What a revoked key signed
-/// extends nothing, and what another key signed stays.
+/// The ends of tokens of a sign-in that were shown for a cluster.
 #[derive(Debug)]
 struct Shown(Mutex<Ends>);
 
-#[derive(Debug)]
-struct Ends {
-    latest: TokenEnd,
-    /// Of other keys, the earliest end first, at most [`OTHER_KEYS`]. Hardly ever any: an issuer replaces its key rarely.
-    others: Vec<TokenEnd>,
-}
-
-/// Keys whose tokens are remembered for a sign-in beside the latest one's.
-const OTHER_KEYS: usize = 3;
-
 impl Shown {
     fn new(end: TokenEnd) -> Arc<Self> {
-        Arc::new(Self(Mutex::new(Ends { latest: end, others: Vec::new() })))
+        Arc::new(Self(Mutex::new(Ends::new(end))))
     }
 
     fn ends(&self) -> std::sync::MutexGuard<'_, Ends> {
@@ -123,46 +102,11 @@ impl Shown {
     }
 
     fn latest(&self) -> TokenEnd {
-        self.ends().latest.clone()
+        self.ends().latest().clone()
     }
 
     fn until(&self) -> u64 {
-        self.ends().latest.until
-    }
-
-    /// Another token was shown.
-    fn add(&self, mut end: TokenEnd) {
-        let mut ends = self.ends();
-        let Ends { latest, others } = &mut *ends;
-        if latest.key == end.key {
-            latest.until = latest.until.max(end.until);
-            return;
-        }
-        if let Some(at) = others.iter().position(|known| known.key == end.key) {
-            end.until = end.until.max(others.remove(at).until);
-        }
-        if latest.until < end.until {
-            mem::swap(latest, &mut end);
-        }
-        others.push(end);
-        others.sort_by_key(|end| end.until);
-        if others.len() > OTHER_KEYS {
-            others.remove(0);
-        }
-    }
-
-    /// Forgets what revoked keys signed. False: there is nothing else, and what was shown counts no longer.
-    fn keep(&self, good: impl Fn(&str) -> bool) -> bool {
-        let mut ends = self.ends();
-        let good = |end: &TokenEnd| end.key.as_deref().is_none_or(&good);
-        ends.others.retain(&good);
-        if good(&ends.latest) {
-            return true;
-        }
-        // The last of the others ends latest.
-        let Some(next) = ends.others.pop() else { return false };
-        ends.latest = next;
-        true
+        self.ends().latest().until
     }
 }
 
@@ -312,7 +256,7 @@ impl Sessions {
     /// Opens a session. Its token, which is valid, extends the other sessions of the same sign-in.
     pub fn open(self: &Arc<Self>, id: RequestId, permit: &Permit, what: What, outlive: Duration) -> SessionHandle {
         let (principal, cluster) = (permit.principal().clone(), permit.cluster().clone());
-        let end = TokenEnd::of(&principal);
+        let end = end_of(&principal);
         let key = key_of(&principal, &cluster);
         let shown = match key {
             None => Shown::new(end),
@@ -321,7 +265,7 @@ impl Sessions {
                 Entry::Occupied(mut entry) => {
                     let (shown, users) = entry.get_mut();
                     *users += 1;
-                    shown.add(end);
+                    shown.ends().add(end);
                     Arc::clone(shown)
                 }
             },
@@ -347,7 +291,7 @@ impl Sessions {
     /// A token of a sign-in with this end was shown for a cluster at another replica: it extends the sessions here.
     pub fn extend(&self, sign_in: SignIn, cluster: ClusterKey, end: TokenEnd) {
         if let Some((shown, _)) = self.shown().get(&(sign_in, cluster)) {
-            shown.add(end);
+            shown.ends().add(end);
         }
     }
 
@@ -428,7 +372,7 @@ fn verdict(snapshot: &Snapshot, session: &Session, now: u64) -> Option<EndReason
     // claims a user's sign-in, and the user's own tokens would then extend it.
     if let Principal::User(identity) = &session.principal {
         let is_good = |key: &str| !snapshot.verifier.has_revoked(&identity.issuer, key);
-        if !is_good(&identity.key) || !session.shown.keep(is_good) {
+        if !is_good(&identity.key) || !session.shown.ends().keep(is_good) {
             return Some(EndReason::KeyRevoked);
         }
     }
@@ -450,45 +394,5 @@ fn verdict(snapshot: &Snapshot, session: &Session, now: u64) -> Option<EndReason
         Ok(_) => None,
         Err(denial) if denial.0 == DenialReason::Disabled => Some(EndReason::Disabled),
         Err(_) => Some(EndReason::Withdrawn),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn end(key: &str, until: u64) -> TokenEnd {
-        TokenEnd { until, key: Some(key.into()) }
-    }
-
-    #[test]
-    fn what_a_revoked_key_signed_extends_nothing_and_what_another_signed_stays() {
-        let shown = Shown::new(end("old", 10));
-        shown.add(end("new", 30));
-        shown.add(end("old", 20));
-        shown.add(end("stolen", 99));
-        assert_eq!(shown.latest(), end("stolen", 99));
-        assert!(shown.keep(|key| key != "stolen"));
-        assert_eq!(shown.latest(), end("new", 30));
-        assert!(shown.keep(|key| key == "old"));
-        assert_eq!(shown.latest(), end("old", 20), "the latest of the key, in whatever order they were shown");
-        assert!(!shown.keep(|_| false), "nothing is left");
-        shown.add(end("new", 5));
-        assert!(shown.keep(|key| key == "new"));
-        assert_eq!(shown.until(), 5, "a good token that ends earlier does not keep what the revoked one gave");
-        let certificate = Shown::new(TokenEnd { until: 1, key: None });
-        assert!(certificate.keep(|_| false));
-    }
-
-    #[test]
-    fn ends_of_many_keys_are_bounded_and_the_latest_ones_stay() {
-        let shown = Shown::new(end("0", 100));
-        for key in 1..50 {
-            shown.add(end(&key.to_string(), 100 + key));
-            shown.add(end("low", 1));
-        }
-        let ends = shown.ends();
-        let others: Vec<u64> = ends.others.iter().map(|end| end.until).collect();
-        assert_eq!((ends.latest.until, others), (149, vec![146, 147, 148]));
     }
 }

@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use auth::token::SignIn;
+use auth::token::{SignIn, TokenEnd};
 use bytes::Bytes;
 use futures_util::future::join_all;
 use http::{HeaderMap, Method, StatusCode};
@@ -18,7 +18,7 @@ use types::{
 };
 
 use super::{Hops, links::Link};
-use crate::{random, sessions::TokenEnd};
+use crate::random;
 
 /// The role of streams that carry a question between replicas.
 pub const ROLE: &str = "replica";

@@ -2,6 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use auth::token::TokenEnd;
 use bytes::Bytes;
 use http::{HeaderMap, Method, StatusCode};
 use http_body_util::Full;
@@ -21,7 +22,7 @@ use crate::{
     aside::aside,
     core::Core,
     hop::ask::{ROLE, SESSIONS, SHOWN},
-    sessions::{EndReason, Sessions, TokenEnd, told::Wanted},
+    sessions::{EndReason, Sessions, told::Wanted},
 };
 
 /// How long an answer may take to be read.

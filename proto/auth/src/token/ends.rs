@@ -1,5 +1,5 @@
-//! When the tokens of a sign-in end that were shown, and which of the issuer's keys signed them. An agent decides by it
-//! for how long the sessions of a sign-in go on: what a revoked key signed extends nothing.
+//! When the tokens of a sign-in end that were shown, and which of the issuer's keys signed them. Agents and gateways decide
+//! by it for how long the sessions of a sign-in go on: what a revoked key signed extends nothing.
 
 use std::{mem, sync::Arc};
 
