@@ -670,7 +670,7 @@ pub async fn warning(config: &Config) -> Option<String> {
         let theirs = row.settings.as_deref().and_then(Fingerprint::parse);
         let groups = differences(&fingerprint, theirs.as_ref(), (own.stale_for, row.stale_for));
         let groups = groups.filter(|groups| row.alive && row.name != own.name && !groups.is_empty())?;
-        Some(|| format!("from {}: {}", row.name, groups.join(", ")))
+        Some(format!("from {}: {}", row.name, groups.join(", ")))
     };
     let differ: Vec<String> = overview.ok()?.rows.iter().filter_map(differs).collect();
     (!differ.is_empty()).then(|| format!("settings that replicas are to share differ {}", differ.join("; ")))
