@@ -262,7 +262,9 @@ async fn c8_a_subscription_with_most_events_gives_way_to_others(place: Place) {
     assert_eq!(forgotten(Of::Group(&format!("{GROUP}-0"))).await, first_of(0) + 2);
     assert_eq!((forgotten(Of::Cluster(&key("a"))).await, forgotten(Of::Cluster(&quiet)).await), (first_of(0) + 2, 0));
     let of_both = (Of::Subscription("/subscriptions/s"), Of::Subscription("/subscriptions/t"));
-    assert_eq!((forgotten(of_both.0).await, forgotten(of_both.1).await), (first_of(0) + 2, 0));
+    // Of groups with as many as they keep nobody knows after a count of all whether they had more.
+    assert!(forgotten(of_both.0).await >= first_of(0) + 2);
+    assert_eq!(forgotten(of_both.1).await, 0);
     assert_eq!(store.events(of_both.1, 0, 10).await.unwrap().len(), 2, "and none of the other one's is among theirs");
     // Each further one takes the place of one, also where a replica of the version before told meanwhile and counted
     // none.

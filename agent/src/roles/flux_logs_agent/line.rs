@@ -56,6 +56,13 @@ pub struct Said {
     pub message: String,
 }
 
+/// The kind of the objects of one of Flux's controllers by the controller's name, which is that of the kind in small letters.
+fn kind_of(controller: &str) -> Option<String> {
+    const KINDS: [&str; 7] =
+        ["Kustomization", "GitRepository", "OCIRepository", "Bucket", "HelmRelease", "HelmChart", "HelmRepository"];
+    KINDS.into_iter().find(|kind| kind.eq_ignore_ascii_case(controller)).map(str::to_owned)
+}
+
 impl Said {
     /// Reads a line; `None` if it is not about an object.
     pub fn read(line: &[u8]) -> Option<Self> {
@@ -67,7 +74,8 @@ impl Said {
             "debug" | "trace" => LogLevel::Debug,
             _ => LogLevel::Info,
         };
-        let kind = word(&line["controllerKind"])?;
+        // kustomize-controller leaves it out where a new commit may end its health checks.
+        let kind = word(&line["controllerKind"]).or_else(|| kind_of(line["controller"].as_str()?))?;
         let object = &line[kind.as_str()];
         let name = word(&object["name"]).or_else(|| word(&line["name"]))?;
         let namespace = word(&object["namespace"]).or_else(|| word(&line["namespace"]))?;

@@ -64,6 +64,10 @@ fn d5_line_says_of_which_object_it_is_and_what_went_wrong() {
     );
     let plain = br#"{"level":"info","msg":"stored","controllerKind":"GitRepository","namespace":"n","name":"shop"}"#;
     assert_eq!(Said::read(plain).map(|said| (said.level, said.message)), Some((LogLevel::Info, "stored".to_owned())));
+    // As kustomize-controller writes where a new commit may end its health checks.
+    let short = br#"{"level":"error","msg":"m","controller":"kustomization","namespace":"n","name":"a"}"#;
+    assert_eq!(Said::read(short).map(|said| (said.kind, said.name)), Some(("Kustomization".into(), "a".into())));
+    assert_eq!(Said::read(br#"{"level":"info","msg":"m","controller":"other","namespace":"n","name":"a"}"#), None);
     let long = format!(r#"{{"level":"info","controllerKind":"K","namespace":"n","name":"{}"}}"#, "x".repeat(300));
     for other in ["", "{", "panic: x", "[]", r#"{"level":"info","msg":"starting manager"}"#, r#"{"level":1}"#, &long] {
         assert_eq!(Said::read(other.as_bytes()), None, "{other}");
