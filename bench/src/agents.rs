@@ -147,7 +147,7 @@ fn member(plan: &Plan, authority: &Authority, number: u32) -> anyhow::Result<Mem
     let files = identity(&plan.dir, authority, number)?;
     let config = config(plan, &files, number)?;
     let connector = Connector::new(&config, &Identities::default())?;
-    // There is no apiserver: users are sent back what they send.
+    // No apiserver runs here: these agents answer each request with its own body.
     let roles = [&echo::ENTRY, &kube_aad_proxy::ENTRY].map(|entry| entry.named(Arc::new(Echo)));
     let server = Server::new(Roles::new(roles.into()), config.streams_max);
     let status = Arc::new(StatusBoard::default());

@@ -1,7 +1,7 @@
 //! One record per request, however it ends. [`Record`] is opened with the request and travels with it into the answer's
 //! body or the upgraded connection; dropping it writes it. Writing, and spelling out what is written, is off the
-//! request's path and never waits: what does not fit into the queue is counted and logged. Whoever has many records in
-//! the queue loses their own further ones first (`audit/waiting.rs`).
+//! request's path. No request waits for it: a record for which the queue has no room is dropped, counted and logged.
+//! When the queue is nearly full, users who have many records in it lose further ones first (`audit/waiting.rs`).
 //!
 //! No credential is ever put into a record, and no query: commands and selectors in it are the user's own business.
 //! Every text that comes from outside is cut to [`TEXT_BYTES`].

@@ -405,8 +405,9 @@ impl Store {
         Ok(before_all.max(of_subscription).max(of_groups))
     }
 
-    /// Counts what was told of resource groups, and forgets what is then over the shares. Whoever calls it has the lock
-    /// of those who tell, so that nobody else counts meanwhile.
+    /// Adds new events to the counts of their resource groups and subscriptions, then deletes the oldest events of
+    /// those that exceed their shares. The caller has locked the row of `event_numbers`, so that only one process
+    /// counts at a time.
     async fn keep_shares(
         &self,
         connection: &mut AnyConnection,
@@ -551,8 +552,8 @@ async fn forget_over_all(connection: &mut AnyConnection) -> Result<(), StoreErro
     Ok(())
 }
 
-/// How many events each subscription loses of these, so that no more than [`KEPT`] are left: whichever has most loses
-/// one more, until there are no more.
+/// How many events each subscription loses, so that [`KEPT`] remain in all. One at a time is taken from the
+/// subscription that then has the most.
 fn over_all(counted: Vec<(i64, String)>) -> BTreeMap<String, i64> {
     let all: i64 = counted.iter().map(|(kept, _)| kept).sum();
     let (mut heaviest, mut over) = (BinaryHeap::from(counted), BTreeMap::new());

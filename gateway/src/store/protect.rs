@@ -158,8 +158,9 @@ impl Protector {
         self.keys.first().map(|key| types::ids::hex(&key.id)).unwrap_or_default()
     }
 
-    /// A hash (HMAC-SHA256) by which gateways with the same [`Self::newest`] key compare values: whoever has the hash
-    /// and not the key cannot try values. Equal values under different names have different hashes.
+    /// The HMAC-SHA256 of a value, by a key derived from the [`Self::newest`] one. Gateways with the same key compare
+    /// values by it. Without the key nobody can find a value by trying. Equal values under different names have
+    /// different hashes.
     pub fn keyed_hash(&self, name: &str, value: &[u8]) -> Vec<u8> {
         let text = [name.as_bytes(), &[0], value].concat();
         let hash = |newest: &Key| hmac::sign(&newest.hashes, &text).as_ref().to_vec();

@@ -201,7 +201,8 @@ pub fn anew(source: Option<&Judged>, mut kustomization: Judged) -> Judged {
     kustomization
 }
 
-/// What is said of an object of which nothing was heard for so long, where an attempt of before may take the time `begun`.
+/// The message for an object whose controller has reported no result for `waited`, if that is too long. `begun` is the
+/// timeout of an earlier attempt, which the controller may have to end first.
 fn overdue(view: &View, waited: Duration, begun: Option<Duration>) -> Option<String> {
     let ready = view.condition("Ready").filter(|ready| ready.status == "False");
     // The controller has said what it waits for: another object, which says itself what is wrong.

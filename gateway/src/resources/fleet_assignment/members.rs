@@ -31,8 +31,8 @@ const OTHER_AGENTS: &str = "ClusterHasOtherAgents";
 /// Clusters that refused it at most: with more, something is wrong with the assignment.
 pub const REFUSED: usize = 200;
 
-/// Clusters that one statement reads, each with what is in it: bodies of 256 KiB are possible. A list looks at no more,
-/// also for a state or tags that few have: with 500 it took 41 to 50 ms on two slow cores.
+/// Clusters that one statement reads, each with what is in it, which may be bodies of 256 KiB. One page of a list also
+/// reads no more than this, even if few of them match: 500 clusters took 41 to 50 ms on two slow cores.
 const CLUSTERS_AT_ONCE: u32 = 250;
 
 /// How far a cluster is.
